@@ -1,1 +1,1 @@
-"""From trials to numbers, verdicts and decisions. Pure functions over records: no SQL, no HTTP, no clock, no LLM."""
+"""Turns trials into numbers, verdicts and decisions. Pure functions over records: no SQL, no HTTP, no clock, no LLM."""

@@ -1,8 +1,8 @@
-"""The sentinel for lost attempts: a side that loses more of them is left with a biased sample.
+"""Sentinel for lost attempts: a side that loses more attempts is left with a biased sample.
 
-Two rules. Difference: a test over trials finds that the two sides of a comparison lost different shares of their attempts
-to rollout, grader, client or limit. Share: an arm lost so much that its rewards mean nothing, even if every arm did.
-Neither rule counts losses to the server, the network or a person, because those do not depend on the arm.
+Two rules. Difference: a test over trials finds that the two sides of a comparison lost different shares of their attempts to
+rollout, grader, client or limit. Share: an arm lost so many attempts that its rewards mean nothing, even if every arm did. Neither
+rule counts losses to the server, the network or a person, because those do not depend on the arm.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from researcher.models import KINDS, EpisodeAttempts, Kind, TrialRecord, TrialSt
 from researcher.study.plan import Hypothesis, Plan
 
 ALPHA = 0.05
-"""Level of the difference tests of a study, all together: over its hypotheses, both kinds of episodes and all looks."""
+"""Familywise level of a study's difference tests: over its hypotheses, both kinds of episodes and all looks."""
 MOST_LOST = 0.40
-"""Share of lost attempts above which an arm's rewards mean nothing, whatever other arms lost."""
+"""Share of lost attempts above which an arm's rewards mean nothing, whatever the other arms lost."""
 RESAMPLES = 9999
 """Number of permutations to draw when there are too many to enumerate."""
 _WORDS: dict[Kind, str] = {"train": "training", "eval": "held-out"}
@@ -33,18 +33,18 @@ _WORDS: dict[Kind, str] = {"train": "training", "eval": "held-out"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTest:
-    """Whether the two sides of a hypothesis lost different shares of their attempts at episodes of one kind."""
+    """Tests whether the two sides of a hypothesis lost different shares of their attempts at one kind of episode."""
 
     hypothesis: str
     kind: Kind
     baseline: float
-    """Share of the attempts of this side's trials that were lost."""
+    """Share of attempts that this side's trials lost."""
     treatment: float
     method: Literal["permutation", "welch"]
-    """welch: there are too few trials for a permutation to reach the level."""
+    """`welch` if there are too few trials for a permutation test to reach the level."""
     p_value: float
     p_adjusted: float
-    """Holm-adjusted p-value, over all tests of the study."""
+    """Holm-adjusted p-value over all tests of the study."""
     level: float
     trials: tuple[TrialRecord, ...]
 
@@ -54,7 +54,7 @@ class LossTest:
 
 
 def attrition(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """Findings for the hypotheses whose trials lost too many attempts, or more on one side than on the other."""
+    """Return findings for hypotheses whose trials lost too many attempts, or more on one side than on the other."""
     found = [_difference(name, test) for test in loss_tests(plan, done) if test.differs]
     found += [each for kind in KINDS if (each := _too_many(name, plan, done, kind)) is not None]
     compared = {trial.key: trial for one in plan.hypotheses for trial in _judged(plan, one, done)}
@@ -65,7 +65,7 @@ def attrition(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[Sentin
 def loss_tests(plan: Plan, trials: Sequence[TrialRecord]) -> list[LossTest]:
     """Test each hypothesis and kind of episode that has two finished trials per side and any lost attempt.
 
-    The selection ignores which side lost the attempt. Tests that cannot find anything take no part of the level.
+    The selection ignores which side lost the attempt. Tests that cannot reach significance do not use up any of the level.
     """
     pairs = [
         (hypothesis, kind, sides)
@@ -79,7 +79,7 @@ def loss_tests(plan: Plan, trials: Sequence[TrialRecord]) -> list[LossTest]:
 
 
 def arm_share(trials: Iterable[TrialRecord], kind: Kind) -> float | None:
-    """Share of these trials' attempts lost to rollout, grader, client or limit; None if no attempt was counted."""
+    """Return the share of these trials' attempts lost to rollout, grader, client or limit; None if no attempts were counted."""
     counts = [own for trial in trials if (own := _counts(trial, kind)) is not None]
     eligible = sum(own.eligible for own in counts)
     return sum(own.counted for own in counts) / eligible if eligible else None
@@ -88,7 +88,7 @@ def arm_share(trials: Iterable[TrialRecord], kind: Kind) -> float | None:
 # -- the difference rule --------------------------------------------------------------------------------------------
 
 _Side = list[EpisodeAttempts]
-"""One value per trial."""
+"""Counts of each trial on this side."""
 
 
 def _sides(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord], kind: Kind) -> tuple[_Side, _Side] | None:
@@ -129,9 +129,9 @@ def _tested(
 
 
 def _by_permutation(baseline: _Side, treatment: _Side) -> float:
-    """Permutation test on the difference of the sides' mean shares.
+    """Return the p-value of a permutation test on the difference of the sides' mean shares.
 
-    Unpaired: with six pairs no p-value could be below 0.03. Shared seeds make the test err less often, not more.
+    The test is unpaired, because with six pairs no p-value could fall below 0.03. Shared seeds only make it more conservative.
     """
     shares = [tuple(own.counted / own.eligible for own in side) for side in (treatment, baseline)]
     return 1.0 if len({*shares[0], *shares[1]}) == 1 else _permuted(*shares)
@@ -139,7 +139,7 @@ def _by_permutation(baseline: _Side, treatment: _Side) -> float:
 
 @lru_cache(maxsize=1024)
 def _permuted(treatment: tuple[float, ...], baseline: tuple[float, ...]) -> float:
-    """Cached, because decisions, verdicts and reports ask for the same test again and again."""
+    """Cached, because decisions, verdicts and reports repeat the same test many times."""
     from scipy import stats
 
     seed = derived_seed("attrition", *treatment, "against", *baseline)
@@ -153,9 +153,10 @@ def _mean_difference(treatment: np.ndarray, baseline: np.ndarray, axis: int = -1
 
 
 def _by_welch(baseline: _Side, treatment: _Side) -> float:
-    """Welch's t-test on the arcsine of the root of each trial's share (Anscombe 1948), whose variance hardly depends on the share.
+    """Return the p-value of Welch's t-test on the arcsine of the root of each trial's share (Anscombe 1948).
 
-    The variance of a side is at least the sampling variance of its attempts: a few trials that agree by luck prove nothing.
+    The transform makes the variance nearly independent of the share. A side's variance is at least the sampling variance of its
+    attempts, because a few trials that agree by luck prove nothing.
     """
     from scipy import stats
 
@@ -171,7 +172,7 @@ def _by_welch(baseline: _Side, treatment: _Side) -> float:
 
 
 def _level(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
-    """The level of the tests: `ALPHA`, or a look's part of it in a sequential design, in proportion to the plan's alpha."""
+    """Return the level of the tests: `ALPHA`, or in a sequential design a look's share of it, in proportion to the plan's alpha."""
     spends = judged_stage(plan, hypothesis, trials).spends
     whole = math.fsum(stage.spends for stage in plan.stages if stage.spends is not None)
     return ALPHA if spends is None else ALPHA * spends / whole
@@ -210,7 +211,7 @@ def _too_many(name: str, plan: Plan, done: Sequence[TrialRecord], kind: Kind) ->
 
 
 def _judged(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Finished trials on which the hypothesis's verdict rests."""
+    """List the finished trials on which the hypothesis's verdict rests."""
     within = seeds_of(plan, judged_stage(plan, hypothesis, trials), trials)
     return [trial for trial in within if trial.arm in hypothesis.sides and trial.status is TrialStatus.DONE]
 

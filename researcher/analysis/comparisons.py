@@ -1,7 +1,7 @@
-"""Two arms compared on one metric: three ways to do it, each by scipy or statsmodels.
+"""Compares two arms on one metric in one of three ways, each computed by scipy or statsmodels.
 
-Knows values by seed and nothing else: no plans, no hypotheses, no verdicts. The libraries are loaded by the first comparison:
-they take a second or two, and most commands compare nothing.
+Knows only values by seed: no plans, hypotheses or verdicts. The libraries load at the first comparison, because that takes a second
+or two and most commands compare nothing.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from researcher.study.plan import ALPHA, Hypothesis, Plan
 Values = Mapping[int, float]
 """A metric's value by seed."""
 Method = Literal["welch", "paired", "bootstrap_iqm", "slope", "main_effects", "arm_means"]
-"""The last three are fitted (`Fit`)."""
+"""How two arms were compared. `Fit` computes the last three."""
 
 BOOTSTRAP_FROM = 20
-"""Seeds per arm from which the interquartile mean is bootstrapped; below it t intervals cover better."""
+"""Number of seeds per arm from which the interquartile mean is bootstrapped; with fewer, t intervals have better coverage."""
 RESAMPLES = 4999
 SMALLEST_P = 2 / (RESAMPLES + 1)
-"""Smallest two-sided bootstrap p-value: no resample has the other sign. Resamples decide nothing at levels below it."""
+"""Smallest two-sided bootstrap p-value, reached when no resample has the other sign. At levels below it, resampling cannot decide."""
 PAIRING_CONFIDENCE = 0.8
 _FLAT = 1e-12
-"""A standard error below this share of the values' size is rounding, not noise."""
+"""A standard error below this share of the values' magnitude counts as rounding, not noise."""
 
 
 class Comparison(Protocol):
-    """Treatment minus baseline."""
+    """A comparison of two arms: treatment minus baseline."""
 
     @property
     def method(self) -> Method: ...
@@ -48,19 +48,22 @@ class Comparison(Protocol):
     def interval(self, alpha: float) -> tuple[float, float]: ...
 
     def p_equivalence(self, margin: float) -> float:
-        """p-value of two one-sided tests; small when the difference lies within ± margin."""
+        """p-value of two one-sided tests (TOST); small when the difference lies within ± margin."""
 
 
 def compare(
     baseline: Values, treatment: Values, method: Literal["welch", "paired"], *, alpha: float, tests: int = 1
 ) -> Comparison:
-    """The comparison for these seeds; `paired` keeps the seeds that both arms have.
+    """Compare two arms on these seeds; `paired` only uses seeds that both arms have.
 
-    With many seeds, interquartile means are compared. Means are compared instead if the interquartile means leave out all
-    seeds that differ, or if the level is too small for resamples to decide.
+    With many seeds, interquartile means are compared. Plain means are compared instead if the interquartile means drop all seeds
+    that differ, or if the level is too small for resamples to decide.
 
-    Args:  alpha: level of the whole family of tests. tests: number of tests in the family.
-    Raises: ValueError when an arm has fewer than two values (for `paired`: fewer than two shared seeds).
+    Args:
+        alpha: level of the whole family of tests.
+        tests: number of tests in the family.
+
+    Raises: ValueError when an arm has fewer than two values or, for `paired`, when there are fewer than two shared seeds.
     """
     shared = sorted(set(baseline) & set(treatment))
     smallest = len(shared) if method == "paired" else min(len(baseline), len(treatment))
@@ -77,7 +80,7 @@ def compare(
 
 
 def pairing_pays(baseline: Values, treatment: Values, n: int, alpha: float = ALPHA) -> bool:
-    """Whether the noise floor's trials show that pairing `n` seeds narrows the interval at 1 - alpha.
+    """True if the noise floor's trials show that pairing `n` seeds narrows the interval at 1 - alpha.
 
     Uses the lower confidence bound of the correlation (Fisher's z), so that luck with few seeds does not decide.
     """
@@ -97,14 +100,14 @@ def pairing_pays(baseline: Values, treatment: Values, n: int, alpha: float = ALP
 
 @dataclass(frozen=True, slots=True)
 class _T:
-    """Welch's or the paired t-test, as computed by statsmodels."""
+    """Welch's or paired t-test, computed by statsmodels."""
 
     method: Method
     centres: tuple[float, float]
     test: Any
-    """CompareMeans (welch) or DescrStatsW of the differences (paired)."""
+    """CompareMeans for Welch's test, or DescrStatsW of the differences for the paired test."""
     flat: bool
-    """The values do not differ at all, so there is no standard error to divide by."""
+    """True if the values do not differ at all, which leaves no standard error to divide by."""
 
     @classmethod
     def welch(cls, baseline: Values, treatment: Values) -> _T:
@@ -186,12 +189,12 @@ class _Bootstrap:
         return max(self._share(self.differences <= -margin), self._share(self.differences >= margin))
 
     def _share(self, hits: np.ndarray) -> float:
-        """A bootstrap p-value. It counts the sample itself, so that it is never zero."""
+        """Return a bootstrap p-value. It counts the sample itself, so that it is never zero."""
         return float((np.count_nonzero(hits) + 1) / (len(self.differences) + 1))
 
 
 def iqm(values: np.ndarray) -> float:
-    """Interquartile mean."""
+    """Return the interquartile mean."""
     from scipy import stats
 
     return float(stats.trim_mean(values, 0.25))
@@ -208,7 +211,7 @@ def is_flat(spread: float, *sizes: float) -> bool:
 
 
 def places(plan: Plan, hypothesis: Hypothesis) -> dict[str, float]:
-    """Positions of a trend's arms from lowest level (0) to highest (1), on the factor's scale."""
+    """Return the positions of a trend's arms, from the lowest level (0) to the highest (1), on the factor's scale."""
     factor = next(each for each in plan.factors if each.name == hypothesis.factor)
     arms = (*hypothesis.baselines, *hypothesis.between_arms, *hypothesis.treatments)
     levels = {arm: float(plan.arm(arm).levels[factor.name]) for arm in arms}
@@ -220,9 +223,10 @@ def places(plan: Plan, hypothesis: Hypothesis) -> dict[str, float]:
 def regressors(
     plan: Plan, hypothesis: Hypothesis, finished: Collection[str]
 ) -> tuple[Method, dict[str, tuple[float, ...]]]:
-    """Regressors by arm, this hypothesis's first; in a screen, all other factors' or arms' after it.
+    """Return the regressors of each arm, this hypothesis's first.
 
-    finished: arms with a finished trial. Others have no mean that could be fitted.
+    In a screen, those of all other factors or arms follow. `finished` names the arms with a finished trial; the mean of any other
+    arm cannot be fitted.
     """
     if hypothesis.between_arms:
         return "slope", {arm: (at,) for arm, at in places(plan, hypothesis).items()}
@@ -238,21 +242,25 @@ def regressors(
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """An effect with its t interval (see `comparisons.Comparison`). flat: seeds do not vary in any arm."""
+    """An effect with its t interval, as a `Comparison`. `flat` is true if no arm varies between seeds."""
 
     method: Method
     centres: tuple[float, float]
     result: Any
-    """statsmodels' results; the second coefficient is the effect."""
+    """Result object of statsmodels; its second coefficient is the effect."""
     flat: bool
     p_lack_of_fit: float | None
-    """F test of the arms' means against the line; None without more arms than coefficients."""
+    """p-value of the F test for lack of fit: the arms' means against the line. None unless there are more arms than coefficients."""
 
     @classmethod
     def of(cls, method: Method, values: Mapping[str, Sequence[float]], columns: Mapping[str, Sequence[float]]) -> Self:
-        """values: of finished trials, by arm. columns: the regressors of each arm.
+        """Fit the effect.
 
-        Raises: ValueError where no arm has two trials, or the arms cannot separate the effects.
+        Args:
+            values: values of finished trials, by arm.
+            columns: regressors of each arm.
+
+        Raises: ValueError when no arm has two trials, or the arms cannot separate the effects.
         """
         from statsmodels.regression.linear_model import OLS
 
@@ -262,7 +270,7 @@ class Fit:
         if max((len(own) for own in values.values()), default=0) < 2:
             raise ValueError("no arm has two finished trials")
         if len(y) <= x.shape[1] or np.linalg.matrix_rank(x) < x.shape[1]:
-            raise ValueError("too few arms have finished trials to separate the effects")
+            raise ValueError("too few arms have finished trials to tell the effects apart")
         fitted = OLS(y, x).fit()
         others = x[:, 2:].mean(axis=0) if method == "main_effects" else np.zeros(x.shape[1] - 2)
         start = float(fitted.params[0] + others @ fitted.params[2:])

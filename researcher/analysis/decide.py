@@ -1,4 +1,4 @@
-"""Evaluate the plan's branches: which stage comes next and on how many seeds, or why the study ends.
+"""Evaluates the plan's branches: which stage comes next and with how many seeds, or why the study ends.
 
 Only the plan decides. If one of its conditions cannot be evaluated, the study stops and gives that as its reason.
 """
@@ -23,7 +23,8 @@ from researcher.study.plan import ALPHA, Branch, Condition, Hypothesis, Plan, Re
 class Decision:
     """The decision after a stage.
 
-    seeds: number per arm of stage `to`, starting at `first_seed`. seeds_needed: number per arm for full power.
+    `seeds` is the number of seeds per arm of stage `to`, starting at `first_seed`. `seeds_needed` is the number per arm for full
+    power.
     """
 
     after: str
@@ -32,16 +33,16 @@ class Decision:
     seeds: int | None = None
     seeds_needed: int | None = None
     power: float | None = None
-    """Power within the seeds that the plan allows, for the upper bound of σ."""
+    """Power with the seeds that the plan allows, for the upper bound of σ."""
     reason: str
     by_plan: bool = True
-    """False if a rule of the plan could not be evaluated, so that the study stops."""
+    """False if the study stops because a rule of the plan could not be evaluated."""
 
 
 def decide(plan: Plan, after: str, trials: Sequence[TrialRecord]) -> Decision:
-    """The first branch of stage `after` whose condition holds.
+    """Take the first branch after stage `after` whose condition holds.
 
-    Raises: ValueError when the plan has no branch that holds: such a plan decides nothing and should not have been frozen.
+    Raises: ValueError when none holds: such a plan decides nothing and should not have been frozen.
     """
     conclusions = conclude(plan, trials)
     for branch in plan.branches:
@@ -51,15 +52,15 @@ def decide(plan: Plan, after: str, trials: Sequence[TrialRecord]) -> Decision:
             if holds(branch.when, plan, trials, conclusions):
                 return _decision(plan, branch, trials)
         except NotEnoughTrials as missing:
-            reason = f"a rule of the plan cannot be evaluated: {missing}"
+            reason = f"the plan has a rule that cannot be evaluated: {missing}"
             return Decision(after=after, action="stop", reason=reason, by_plan=False)
     raise ValueError(f"no branch of the plan holds after stage {after!r}")
 
 
 def holds(when: Condition, plan: Plan, trials: Sequence[TrialRecord], conclusions: Conclusions) -> bool:
-    """Whether a condition holds.
+    """True if the condition holds.
 
-    Raises: NotEnoughTrials when the trials do not answer it.
+    Raises: NotEnoughTrials when the trials are too few to tell.
     """
     match when.kind:
         case "always":
@@ -98,7 +99,7 @@ def _decision(plan: Plan, branch: Branch, trials: Sequence[TrialRecord]) -> Deci
 
 
 def _power(plan: Plan, trials: Sequence[TrialRecord]) -> tuple[float | None, int | None]:
-    """Least power and most seeds over all hypotheses; None without a usable noise floor."""
+    """Return the lowest power and the largest seed count over all hypotheses; None without a usable noise floor."""
     try:
         power = min(hypothesis_power(plan, h, trials) for h in plan.hypotheses)
         return power, max(hypothesis_seeds(plan, h, trials) for h in plan.hypotheses)
@@ -137,12 +138,12 @@ def _effect(when: Condition, conclusions: Conclusions) -> Effect:
 
 def _value(when: Condition) -> float:
     if when.value is None:
-        raise ValueError(f"condition {when.kind} states no value")
+        raise ValueError(f"condition {when.kind} has no value")
     return when.value
 
 
 def order_holds(when: Condition, plan: Plan, trials: Sequence[TrialRecord]) -> bool:
-    """Whether all relations hold, each at its share of alpha (Bonferroni), on the trials of the stage that is judged.
+    """True if all relations hold, each tested at its share of alpha (Bonferroni), on the trials of the stage being judged.
 
     Raises: NotEnoughTrials when an arm has too few finished trials.
     """
@@ -161,7 +162,7 @@ def _holds(
     judged = [trial for trial in trials if trial.stage not in explored]
     values = [sample(judged, plan.arm(arm).name, metric).values for arm in (left, right)]
     if min(map(len, values)) < 2:
-        raise NotEnoughTrials(f"{left} {relation} {right} on {metric} needs two finished trials of each")
+        raise NotEnoughTrials(f"{left} {relation} {right} on {metric} needs two finished trials of each arm")
     compared = compare(values[0], values[1], "welch", alpha=alpha)
     before, after = (
         count_censored(plan.metric(metric), [trial for trial in judged if trial.arm == arm]) for arm in (left, right)

@@ -1,7 +1,7 @@
-"""How long trials took, without the time in which they rested.
+"""Measures how long trials took, not counting the time in which they rested.
 
-A trial rests while it is paused, after a withdrawn or failed attempt until the next one begins, and while nothing works on it
-because its researcher was interrupted or killed. The journal has the begin and the end of each rest.
+A trial rests while it is paused, between a withdrawn or failed attempt and the next attempt, and while nothing works on it because
+its researcher was interrupted or killed. The journal records when each rest began and ended.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from researcher.models import Event, TrialRecord, TrialStatus
 
 Rests = Mapping[str, Sequence[tuple[float, float]]]
-"""Begin and end of every completed rest, in Unix seconds, by the trial's key."""
+"""Start and end of every completed rest, in Unix seconds, by trial key."""
 
 _RESTS = ("trial_paused", "attempt_withdrawn", "attempt_failed")
 _GOES_ON = ("trial_continued", "trial_begun", "trial_done", "attempt_failed", "trial_failed")
 EVENTS = tuple(dict.fromkeys((*_RESTS, *_GOES_ON)))
-"""Kinds of the journal's lines that `rests` reads."""
+"""Kinds of journal events that `rests` reads."""
 
 
 def rests(events: Iterable[Event]) -> Rests:
-    """events: of a study's journal, in order."""
+    """Find the completed rests in a study's journal events, which must be in order."""
     since, found = dict[str, float](), defaultdict[str, list[tuple[float, float]]](list)
     for event in events:
         key = str(event.detail.get("trial"))
@@ -33,16 +33,16 @@ def rests(events: Iterable[Event]) -> Rests:
 
 
 def took_s(trial: TrialRecord, rested: Rests) -> float | None:
-    """Seconds from the trial's first attempt to its end, without its rests; None if it did not begin or has not ended."""
+    """Return the seconds from the trial's first attempt to its end, without its rests; None if it has not begun or not ended."""
     if trial.started_at is None or trial.ended_at is None:
         return None
     return trial.ended_at - trial.started_at - sum(end - begin for begin, end in rested.get(trial.key, ()))
 
 
 def at_first_attempt_s(trials: Iterable[TrialRecord], events: Iterable[Event]) -> list[tuple[TrialRecord, float]]:
-    """The trials that succeeded at their first attempt, each with the seconds that it took: the pace of one whole trial.
+    """List the trials that succeeded at their first attempt, with the seconds that each took: the pace of a complete trial.
 
-    One that took no time by the records, as the clock was put back meanwhile, shows none.
+    Skips trials that took no time according to the records, as happens when the clock is set back.
     """
     rested = rests(events)
     tried_once = [trial for trial in trials if trial.status is TrialStatus.DONE and trial.attempt <= 1]

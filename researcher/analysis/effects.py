@@ -1,10 +1,10 @@
-"""The effects of a plan: treatment minus baseline for every hypothesis, with Holm-adjusted intervals.
+"""Computes the effects of a plan: treatment minus baseline for every hypothesis, with Holm-adjusted intervals.
 
 A screen's effects are not adjusted, because a screen tests nothing and only ranks. Their noise is pooled over all its arms.
 
-The hypotheses that one stage decides are a family. The adjustment counts all of them, even those that could not be tested.
-It does not count hypotheses that a race left behind, which fresh seeds never test, nor those of a stage that the plan's
-branches skipped. At a look of a sequential design, the level is what the look may spend (`power.may_spend`).
+The hypotheses that one stage decides are a family. The adjustment counts all of them, even those that could not be tested. It does
+not count hypotheses that a race left behind, because these are never tested on fresh seeds, nor hypotheses of a stage that the
+plan's branches skipped. At a look of a sequential design, the level is what the look may spend (`power.may_spend`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from researcher.study.plan import Hypothesis, Plan, StageKind
 
 
 def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | NotEnoughTrials]:
-    """Effects by hypothesis id, in the plan's order; for a hypothesis that cannot be tested, the reason."""
+    """Return the effect for each hypothesis id, in the plan's order; for a hypothesis that cannot be tested, the reason."""
     compared: dict[str, Comparison] = {}
     missing: dict[str, NotEnoughTrials] = {}
     families: dict[str, list[Hypothesis]] = {}
@@ -58,10 +58,10 @@ def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | Not
 def secondary_effect(
     plan: Plan, hypothesis: Hypothesis, metric: str, trials: Sequence[TrialRecord]
 ) -> Effect | NotEnoughTrials:
-    """The effect of the same two sides on another metric of the plan, or the reason why there is none.
+    """Return the effect of the same two sides on another metric of the plan, or the reason why there is none.
 
-    It is reported but decides nothing. Its interval is therefore at 1 - the hypothesis's alpha, not adjusted for other
-    hypotheses, metrics or looks.
+    It is reported but decides nothing. Its interval is therefore at 1 - the hypothesis's alpha, not adjusted for other hypotheses,
+    metrics or looks.
     """
     asked = hypothesis.model_copy(update={"metric": metric, "margin": plan.metric(metric).margin})
     try:
@@ -79,9 +79,9 @@ def _alpha(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) ->
 
 
 def holm_p_values(p_values: Sequence[float]) -> list[float]:
-    """Holm-adjusted p-values, in the order given.
+    """Return Holm-adjusted p-values, in the order given.
 
-    statsmodels' `multipletests` gives the same (a test compares them) but runs a garbage collection at every call.
+    statsmodels' `multipletests` gives the same values (a test checks that) but runs a garbage collection at every call.
     """
     m = len(p_values)
     adjusted = [0.0] * m
@@ -93,9 +93,9 @@ def holm_p_values(p_values: Sequence[float]) -> list[float]:
 
 
 def holm_alphas(p_values: Sequence[float], alpha: float) -> list[float]:
-    """The level of each test in Holm's step-down, in the order given.
+    """Return the level of each test in Holm's step-down procedure, in the order given.
 
-    The first test that fails ends the procedure: it and all after it keep its level. An interval at 1 - level therefore
+    The first test that fails ends the procedure, so that test and all after it get its level. An interval at 1 - level therefore
     excludes zero exactly when the adjusted p-value is at most alpha.
     """
     m = len(p_values)
@@ -111,8 +111,8 @@ def holm_alphas(p_values: Sequence[float], alpha: float) -> list[float]:
 
 
 def method_for(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Literal["welch", "paired"]:
-    """Paired only if the noise floor ran both arms and its trials show that pairing pays; otherwise Welch, as for arms
-    that share no seeds."""
+    """Choose the paired test only if the noise floor ran both arms and its trials show that pairing pays; else Welch's, as for
+    arms without shared seeds."""
     if len({plan.arm(name).seed_offset for name in hypothesis.sides}) > 1:
         return "welch"
     stage = deciding_stage(plan, hypothesis)
@@ -147,7 +147,7 @@ def _comparison(
         return _fit(plan, hypothesis, within)
     method = method_for(plan, hypothesis, trials)
     if method == "paired" and len(_shared(baseline.values, treatment.values)) < 2:
-        raise NotEnoughTrials("fewer than two seeds finished in both arms, and the comparison is paired")
+        raise NotEnoughTrials("the comparison is paired, and fewer than two seeds finished in both arms")
     return compare(baseline.values, treatment.values, method, alpha=alpha, tests=tests)
 
 

@@ -1,4 +1,4 @@
-"""How findings relate: which ask the same question, which contradict each other, and what would settle it.
+"""Relates findings: which ask the same question, which contradict each other, and what study would settle it.
 
 Pure: no SQL, no clock. Findings without recorded levels, or with equal sides, are not compared.
 """
@@ -20,9 +20,9 @@ from researcher.models import Effect, Event, Finding, TrialRecord, VerdictRecord
 from researcher.study.plan import Hypothesis, Known, Plan, Verdict, trial_key
 
 MOST_KNOWN = 50
-"""Most findings that a plan quotes: first those on the same question, then the newest."""
+"""Maximum number of findings that a plan quotes: those on the same question first, then the newest."""
 SEEDS_APART = 1000
-"""The seeds of a replication start at a multiple of this."""
+"""A replication's first seed is a multiple of this number."""
 _CROSSED = " x "
 
 
@@ -30,9 +30,9 @@ _CROSSED = " x "
 
 
 def trained_models(plan: Plan, arms: Iterable[str], trials: Sequence[TrialRecord]) -> list[str]:
-    """Models that the trials of these arms trained, as reported by their servers (an engine may replace the plan's model).
+    """List the models that the trials of these arms trained, as their servers reported (an engine may replace the plan's model).
 
-    If no trial reports one: the plan's own model.
+    If no trial reports one, the plan's own model is listed.
     """
     found: list[str] = []
     for arm in arms:
@@ -50,8 +50,11 @@ def findings_of(
     trials: Sequence[TrialRecord] = (),
     events: Iterable[Event] = (),
 ) -> list[Finding]:
-    """A finding for each hypothesis with a verdict, except invalid and explored ones: later studies may only use
-    tested claims. events: the study's journal, which tells when trials rested."""
+    """Return a finding for each hypothesis with a verdict.
+
+    Skips invalid and explored hypotheses, because later studies may only use tested claims. `events` is the study's journal, which
+    tells when trials rested.
+    """
     plan_hash = plan.digest()
     own = {trial.seed for trial in trials if trial.key == trial_key(plan_hash, trial.arm, trial.seed)}
     seeds = tuple(sorted(own)) or None
@@ -92,7 +95,7 @@ def _with_cost(effect: Effect | None, seconds: Iterable[float | None]) -> Effect
 
 
 def scope_of(plan: Plan, hypothesis: Hypothesis) -> dict[str, Any]:
-    """The conditions of a finding: fixed settings, the evaluation, and the inner levels of a trend."""
+    """Return the conditions of a finding: fixed settings, the evaluation, and the inner levels of a trend."""
     fitted = {"fitted_over": list(_levels(plan, hypothesis.between_arms))} if hypothesis.between_arms else {}
     skipped = {"heldout_from": plan.heldout_from} if plan.heldout_from else {}
     return (
@@ -121,7 +124,7 @@ def _levels(plan: Plan, arms: Iterable[str]) -> tuple[dict[str, Scalar], ...]:
 class Scope:
     """What a finding compares.
 
-    key: equal if two findings compare the same two sides under the same conditions. way: -1 if the sides are swapped.
+    `key` is equal if two findings compare the same two sides under the same conditions. `way` is -1 if the sides are swapped.
     """
 
     key: str
@@ -129,7 +132,7 @@ class Scope:
 
 
 def scope(finding: Finding) -> Scope | None:
-    """The finding's scope; None if it cannot be compared."""
+    """Return the finding's scope; None if the finding cannot be compared."""
     sides = [sorted(_canonical(levels) for levels in side) for side in (finding.baseline, finding.treatment)]
     if not all(sides) or sides[0] == sides[1]:
         return None
@@ -148,7 +151,7 @@ def _canonical(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Normalise a level: 8 and 8.0 are the same."""
+    """Normalize a level, so that 8 and 8.0 are equal."""
     if isinstance(value, dict):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -165,7 +168,7 @@ class Answer:
 
     verdict: Verdict
     sign: Literal[-1, 0, 1]
-    """Sign of the claimed effect; 0 without a claim."""
+    """Sign of the claimed effect; 0 if the verdict claims none."""
     size: float
     margin: float | None
     low: float
@@ -175,7 +178,7 @@ class Answer:
     def of(
         cls, verdict: Verdict, direction: Direction, margin: float | None, effect: Effect | None, way: int
     ) -> Self | None:
-        """None without a measured effect."""
+        """Orient a verdict by its measured effect; None if no effect was measured."""
         if effect is None:
             return None
         return cls.from_interval(verdict, direction, margin, (effect.low, effect.diff, effect.high), way)
@@ -189,7 +192,7 @@ class Answer:
         interval: tuple[float, float, float],
         way: int,
     ) -> Self:
-        """interval: low, difference, high."""
+        """Orient a verdict by its interval, given as (low, difference, high)."""
         claimed = {Verdict.SUPPORTED: 1, Verdict.REFUTED: -1}.get(verdict, 0)
         sign = claimed * (1 if direction == "increase" else -1) * way
         low, diff, high = interval if way == 1 else (-interval[2], -interval[1], -interval[0])
@@ -197,26 +200,26 @@ class Answer:
         return cls(verdict=verdict, sign=turned, size=abs(diff), margin=margin, low=low, high=high)
 
     def rules_out(self, other: Answer) -> bool:
-        """Whether this answer excludes a difference as large as the other one claims."""
+        """True if this answer excludes a difference as large as the other answer claims."""
         small = self.verdict is Verdict.EQUIVALENT and self.margin is not None
         return small and other.sign != 0 and self.margin is not None and reaches(other.size, self.margin)
 
 
 def disagreement(one: Answer, other: Answer) -> str | None:
-    """Why two answers to the same question cannot both be right; None where they can."""
+    """Say why two answers to the same question cannot both be right; None if they can."""
     if one.sign * other.sign < 0:
         return "their verdicts are opposite"
     if one.rules_out(other) or other.rules_out(one):
         return "one finds a difference that the other rules out"
     if one.high < other.low or other.high < one.low:
-        return "their intervals do not meet"
+        return "their intervals do not overlap"
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """A study of the same question, with as many seeds per arm as both studies together. No seed was used for the
-    question before or is planned in this home."""
+    """A study of the same question, with as many seeds per arm as both studies together. Its seeds were never used for this
+    question and are not planned in this home."""
 
     topic: str
     instrument: str
@@ -226,7 +229,7 @@ class Replication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:
-    """Two findings that cannot both be right. settled_by: a later finding with enough seeds."""
+    """Two findings that cannot both be right. `settled_by` is a later finding with enough seeds."""
 
     one: Finding
     other: Finding
@@ -236,7 +239,10 @@ class Contradiction:
 
 
 def contradictions(findings: Sequence[Finding], *, largest_seed: int = -1) -> list[Contradiction]:
-    """Every contradicting pair, oldest first. largest_seed: of this home's studies; replications start above it."""
+    """List every contradicting pair, oldest first.
+
+    `largest_seed` is the largest seed of this home's studies; replications start above it.
+    """
     alike: dict[str, list[tuple[Finding, Answer]]] = defaultdict(list)
     for finding in sorted(findings, key=lambda each: (each.at, each.id)):
         where, answer = scope(finding), None
@@ -270,7 +276,7 @@ def _settled(group: Sequence[tuple[Finding, Answer]], after: Finding, seeds: int
 
 
 def seeds_of(finding: Finding) -> int:
-    """Seeds per arm; the larger number if the arms differ."""
+    """Return the seeds per arm; the larger number if the arms differ."""
     return 0 if finding.effect is None else max(finding.effect.n_baseline, finding.effect.n_treatment)
 
 
@@ -278,7 +284,7 @@ def seeds_of(finding: Finding) -> int:
 
 
 def known_to(plan: Plan, findings: Sequence[Finding]) -> tuple[Known, ...]:
-    """Earlier findings on the plan's instrument and a factor that it varies."""
+    """List earlier findings on the plan's instrument and on a factor that the plan varies."""
     varied = {factor.name for factor in plan.factors}
     asked = [(hypothesis, _asked(plan, hypothesis)) for hypothesis in plan.hypotheses]
     found = [
@@ -320,7 +326,7 @@ def _known(finding: Finding, asked: Sequence[tuple[Hypothesis, Scope | None]]) -
 
 
 def agreement(known: Known, hypothesis: Hypothesis, record: VerdictRecord) -> str:
-    """How a verdict relates to a known finding: `agrees`, `contradicts: …`, or why it cannot be compared."""
+    """Say how a verdict relates to a known finding: `agrees`, `contradicts: …`, or why the two cannot be compared."""
     if hypothesis.id not in known.same_as:
         return "asks something else"
     if known.low is None or known.diff is None or known.high is None or record.effect is None:
@@ -339,26 +345,27 @@ def agreement(known: Known, hypothesis: Hypothesis, record: VerdictRecord) -> st
 
 
 def told(known: Known) -> str:
-    """`lr=4e-05 beats lr=1e-05: supported, +0.3 [+0.2, +0.4] at 95 % confidence, n = 3 against 3 (st-1/H1)`."""
+    """Quote a known finding in a line such as `lr=4e-05 beats lr=1e-05: supported, +0.3 [+0.2, +0.4] at 95 % confidence, n = 3
+    against 3 (st-1/H1)`."""
     numbers = "nothing was measured"
     if known.diff is not None and known.low is not None and known.high is not None and known.level is not None:
         numbers = (
             f"{known.diff:+.3g} [{known.low:+.3g}, {known.high:+.3g}] at {_percent(known.level)} % confidence, "
             f"n = {known.n_treatment} against {known.n_baseline}"
         )
-    whose = "" if known.origin is None else f", by {known.origin}: not recomputable here"
-    echo = "; echo engine: no model was trained, and this says nothing about training" if known.engine else ""
+    whose = "" if known.origin is None else f", by {known.origin}; cannot be recomputed here"
+    echo = "; on the echo engine, which trains no model, so this says nothing about training" if known.engine else ""
     return f"{known.statement}: {known.verdict}, {numbers} ({known.id}{whose}){echo}"
 
 
 def _percent(level: float) -> str:
-    """As in reports: `95`, `98.4`; values that would round to 100 keep their digits."""
+    """Format a confidence level as reports do: `95`, `98.4`. Values that would round to 100 keep their digits."""
     share = 100 * level
     return f"{share:g}" if share >= 99.95 else f"{round(share, 1):g}"
 
 
 def told_of(finding: Finding) -> str:
-    """A finding in one line with its scope: instrument, model, steps, means, and time per trial."""
+    """Quote a finding in one line with its scope: instrument, model, steps, means, and time per trial."""
     effect, steps = finding.effect, finding.scope.get("steps")
     parts = [
         f"{finding.instrument} {finding.instrument_version}".strip(),
@@ -367,12 +374,12 @@ def told_of(finding: Finding) -> str:
     ]
     if effect is not None:
         parts.append(f"{finding.metric} {effect.mean_treatment:.3g} against {effect.mean_baseline:.3g}")
-        parts.append("" if effect.trial_s is None else f"{effect.trial_s:.0f} s a trial")
+        parts.append("" if effect.trial_s is None else f"{effect.trial_s:.0f} s per trial")
     return f"{told(_known(finding, ()))}; {', '.join(part for part in parts if part)}"
 
 
 def spread(effect: Effect) -> float | None:
-    """Standard deviation between seeds, from the effect's interval; None unless it is a t-test of two arms."""
+    """Estimate the standard deviation between seeds from the effect's interval; None unless the effect comes from Welch's t-test."""
     freedom = effect.n_baseline + effect.n_treatment - 2
     if effect.method != "welch" or freedom < 1:
         return None

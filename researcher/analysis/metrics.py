@@ -1,6 +1,6 @@
-"""A trial's metrics, computed from what the server recorded. A client never reports one of these numbers itself.
+"""Computes a trial's metrics from what the server recorded. Clients never report these numbers themselves.
 
-Knows the kinds of `Metric` and the names of docs/reference/metrics.md; nothing of arms, plans or verdicts.
+Knows the kinds of `Metric` and the names of docs/reference/metrics.md, but no arms, plans or verdicts.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ Series = Mapping[str, Sequence[tuple[int, float]]]
 
 
 class MetricMissing(ValueError):
-    """A metric cannot be computed from what was recorded; the text names what is missing (invariant I5)."""
+    """Raised when a metric cannot be computed from what was recorded; the text names what is missing (invariant I5)."""
 
 
 def finals(metrics: Sequence[Metric], series: Series) -> dict[str, float]:
-    """Every metric of one trial by name.
+    """Return every metric of one trial by name.
 
-    Args:  series: per-step metrics and `eval_reward_before|after`, `eval_success_before|after` by episode index.
+    A threshold that was never reached counts as reached one step after the last (see `never_reached`); that step is assumed to take
+    as long as the average step.
+
+    Args:
+        series: per-step metrics and, by episode index, `eval_reward_before|after` and `eval_success_before|after`.
+
     Raises: MetricMissing when a series is absent, has gaps or holds a value that is not finite.
-
-    A threshold that was never reached counts as reached one step after the last (see `never_reached`); that step takes as long as
-    the others did on average.
     """
     return {metric.name: _final(metric, of_part(series, metric.part)) for metric in metrics}
 
 
 def of_part(series: Series, part: str | None) -> Series:
-    """The series of one further model or instrument, renamed like the study's own. part: see `Metric.part`."""
+    """Return the series of one part, a further model or instrument, under the names of the study's own series. See `Metric.part`."""
     if part is None:
         return series
     before = f"{part}/"
@@ -44,7 +46,7 @@ def of_part(series: Series, part: str | None) -> Series:
 
 
 def never_reached(metric: Metric, series: Series) -> bool:
-    """Whether the metric has a threshold that this trial never reached."""
+    """True if the metric has a threshold that this trial never reached."""
     return metric.kind in UNTIL and _reached_at(metric, of_part(series, metric.part)) is None
 
 
@@ -82,14 +84,14 @@ def _last_quarter(values: np.ndarray) -> np.ndarray:
 
 
 def _reached_at(metric: Metric, series: Series) -> int | None:
-    """Index of the first step whose mean training reward reaches the threshold; None if no step does."""
+    """Return the index of the first step whose mean training reward reaches the threshold; None if no step does."""
     _, values = _steps(metric, series, "reward_mean")
     reached = np.flatnonzero(values >= _threshold(metric))
     return int(reached[0]) if len(reached) else None
 
 
 def _outcome(metric: Metric, series: Series) -> float:
-    """A reported value: mean over held-out episodes, their gain, or mean over steps."""
+    """Return a reported value: its mean over held-out episodes, the gain of that mean, or its mean over training steps."""
     name = metric.reported_as
     if metric.when == "training":
         return float(np.mean(_values(metric, series, trained_outcome(name))[1]))
@@ -109,19 +111,19 @@ def _heldout(metric: Metric, series: Series) -> float:
 
 
 def _eval_mean(metric: Metric, series: Series, what: str, when: str) -> float:
-    """Mean over held-out episodes; successes must be known for every episode that has a reward."""
+    """Average over held-out episodes. Success must be known for every episode that has a reward."""
     name = f"eval_{what}_{when}"
     values = _values(metric, series, name)[1]
     episodes = series.get(f"eval_reward_{when}")
     if episodes is not None and len(episodes) != len(values):
         raise MetricMissing(
-            f"metric {metric.name!r}: {name} has {len(values)} episodes, eval_reward_{when} {len(episodes)}"
+            f"metric {metric.name!r}: {name} has {len(values)} episodes, but eval_reward_{when} has {len(episodes)}"
         )
     return float(np.mean(values))
 
 
 def _steps(metric: Metric, series: Series, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of a per-step series without gaps."""
+    """Return the steps and values of a per-step series. Raises MetricMissing if it has gaps."""
     steps, values = _values(metric, series, name)
     absent = sorted(set(range(int(steps[0]), int(steps[-1]) + 1)) - {int(step) for step in steps})
     if absent:
@@ -134,7 +136,7 @@ def _values(metric: Metric, series: Series, name: str) -> tuple[np.ndarray, np.n
     if not points:
         raise MetricMissing(f"metric {metric.name!r} needs the series {name!r}, which was not recorded")
     if len({index for index, _ in points}) != len(points):
-        raise MetricMissing(f"metric {metric.name!r}: {name} has two values for one step or episode")
+        raise MetricMissing(f"metric {metric.name!r}: {name} has two values for the same step or episode")
     if not all(math.isfinite(value) for _, value in points):
         raise MetricMissing(f"metric {metric.name!r}: {name} holds a value that is not finite")
     return np.array([index for index, _ in points], dtype=float), np.array([value for _, value in points], dtype=float)
@@ -142,13 +144,13 @@ def _values(metric: Metric, series: Series, name: str) -> tuple[np.ndarray, np.n
 
 def _threshold(metric: Metric) -> float:
     if metric.threshold is None:
-        raise MetricMissing(f"metric {metric.name!r} of kind {metric.kind} states no threshold")
+        raise MetricMissing(f"metric {metric.name!r} of kind {metric.kind} has no threshold")
     return metric.threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Censored:
-    """Finished trials of each side that never reached the metric's threshold."""
+    """Number of finished trials on each side that never reached the metric's threshold."""
 
     baseline: int
     treatment: int
@@ -158,14 +160,14 @@ class Censored:
         return self.baseline + self.treatment > 0
 
     def keeps_sign(self, diff: float) -> bool:
-        """Whether `diff` keeps its sign however large those trials' true values are."""
+        """True if `diff` keeps its sign however large the true values of those trials are."""
         return not (self.baseline if diff > 0 else self.treatment)
 
 
 def censored(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Censored:
     """Count the censored trials among those that decide the hypothesis.
 
-    Raises: MetricMissing when the series of a threshold's metric was not recorded.
+    Raises: MetricMissing when the metric has a threshold and its series was not recorded.
     """
     between = hypothesis.between_arms  # a censored trial between the ends may tilt the fitted line either way
     within, metric = seeds_of(plan, judged_stage(plan, hypothesis, trials), trials), plan.metric(hypothesis.metric)
@@ -178,5 +180,5 @@ def censored(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) 
 
 
 def count_censored(metric: Metric, trials: Sequence[TrialRecord]) -> int:
-    """Number of finished trials that never reached the threshold; 0 for a metric without one."""
+    """Count the finished trials that never reached the threshold; 0 for a metric without one."""
     return sum(never_reached(metric, trial.series) for trial in trials if trial.status is TrialStatus.DONE)

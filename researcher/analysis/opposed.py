@@ -1,10 +1,10 @@
-"""Does what looks better in training also do better afterwards?
+"""Sentinel for arms that look better in training but do worse afterwards.
 
-A metric of training episodes can rise although the model learns nothing more: a lower temperature draws more right answers
-from the same weights, and a learning rate that is too high wins the first steps and ruins the model. Held-out tasks are
-sampled alike in all arms, after training. For each hypothesis on such a metric the sentinel asks: if one side looks better
-by half a margin or more, is its held-out reward lower? The unit is the trial. A difference counts if it exceeds both the
-noise between trials (Welch's t test) and the noise of the tasks within them (normal). All hypotheses of a study share 5 %.
+A metric of training episodes can rise although the model learns nothing more: a lower temperature samples more right answers from
+the same weights, and a learning rate that is too high wins the first steps and then ruins the model. Held-out tasks are sampled
+alike in all arms, after training. For each hypothesis on such a metric the sentinel asks: if one side looks better by half a margin
+or more, is its held-out reward lower? The unit is the trial. A difference counts if it exceeds both the noise between trials
+(Welch's t-test) and the noise of the tasks within them (normal). All hypotheses of a study share a 5 % error rate.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from researcher.study.plan import Hypothesis, Plan
 NAME = "worse_on_heldout"
 ALPHA = 0.05
 _LOOKS_BETTER = 0.5
-"""Share of the margin by which a side has to look better."""
+"""Share of the margin by which a side must look better."""
 _LEAST = 2
-"""Least trials per side."""
+"""Minimum number of trials per side."""
 
 
 def worse_on_heldout(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
@@ -56,7 +56,7 @@ def worse_on_heldout(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list
 def better_first(
     plan: Plan, hypothesis: Hypothesis, done: Sequence[TrialRecord]
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Arms of the side that looks better by half a margin, then arms of the other side; both empty if neither does."""
+    """Return the arms of the side that looks better by half a margin, then the arms of the other side; both empty if neither does."""
     metric = next(each for each in plan.metrics if each.name == hypothesis.metric)
     sides = (hypothesis.treatments, hypothesis.baselines)
     means = []
@@ -84,7 +84,7 @@ def _finding(
     return SentinelFinding(
         name=name,
         severity="invalid",
-        text="what looks better in training is worse on held-out tasks after it",
+        text="what looks better in training is worse on held-out tasks afterwards",
         arms=tuple(dict.fromkeys(trial.arm for trial in both)),
         trials=tuple(trial.key for trial in both),
         hypotheses=(hypothesis.id,),
@@ -93,12 +93,12 @@ def _finding(
 
 
 def _held_out(plan: Plan, trial: TrialRecord) -> Estimate:
-    """One trial's mean reward on held-out tasks after training. Raises: Unchecked."""
+    """Return one trial's mean reward on held-out tasks after training. Raises: Unchecked."""
     return Estimate.over([*task_means(points(trial, "eval_reward_after"), max(1, plan.heldout_episodes)).values()])
 
 
 def _p_lower(better: Sequence[Estimate], other: Sequence[Estimate]) -> float:
-    """One-sided p-value for the better side's held-out reward not being lower than the other's."""
+    """Return the one-sided p-value of the hypothesis that the better side's held-out reward is not lower than the other's."""
     from scipy import stats
 
     drop = mean_of(other) - mean_of(better)

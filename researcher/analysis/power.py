@@ -1,7 +1,7 @@
-"""Power: σ and its upper confidence bound, seeds needed, and the effect that n seeds can show.
+"""Power analysis: σ and its upper confidence bound, the seeds needed, and the effect that n seeds can show.
 
-Uses statsmodels' power of the t-test for two independent arms of equal size (loaded on use). For interquartile means,
-which vary more than means, σ is scaled up.
+Uses statsmodels' power of the t-test for two independent arms of equal size (imported when needed). σ is scaled up for
+interquartile means, since they vary more than means.
 """
 
 from __future__ import annotations
@@ -20,36 +20,35 @@ from researcher.models import TrialRecord
 from researcher.study.plan import Hypothesis, Plan, Stage, StageKind
 
 MOST_SEEDS = 10_000
-"""Largest seed count to compute: beyond it, "too many" is answer enough."""
+"""Largest seed count to compute; beyond it, "too many" is a good enough answer."""
 IQM_VARIANCE = 1.195
-"""Variance of the interquartile mean over that of the mean, for normal values and many seeds (1.19 for 20).
+"""Ratio of the variance of the interquartile mean to that of the mean, for normal values and many seeds (1.19 for 20 seeds).
 
-Source: Huber 1981, Robust Statistics (trimmed means): 4 (1/2 - 2 z φ(z) + z²/2) with z = Φ⁻¹(3/4), for the 25 %
-trimmed mean.
+Source: Huber 1981, Robust Statistics (trimmed means): 4 (1/2 - 2 z φ(z) + z²/2) with z = Φ⁻¹(3/4), for the 25 % trimmed mean.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseFloor:
-    """Spread between trials of one arm, which differ by seed alone."""
+    """Spread between trials of one arm that only differ in their seed."""
 
     metric: str
     n: int
     sigma: float
     upper: float
-    """One-sided upper confidence bound on σ; with a plan's `sampling_floor` no less than `sampling_sigma`."""
+    """One-sided upper confidence bound on σ. If the plan sets `sampling_floor`, it is at least `sampling_sigma`."""
     confidence: float
 
 
 def noise_floor(samples: Sequence[Sequence[float]], *, metric: str, confidence: float) -> NoiseFloor:
-    """σ pooled over arms, each around its own mean.
+    """Pool σ over arms, each around its own mean.
 
     Raises: NotEnoughTrials when no arm has two values.
     """
     used = [np.array(values) for values in samples if len(values) >= 2]
     freedom = sum(len(values) - 1 for values in used)
     if not freedom:
-        raise NotEnoughTrials("the noise floor has fewer than two finished trials of one arm")
+        raise NotEnoughTrials("no arm of the noise floor has two finished trials")
     from scipy import stats
 
     squares = sum(float(np.sum((values - values.mean()) ** 2)) for values in used)
@@ -63,9 +62,9 @@ def noise_floor(samples: Sequence[Sequence[float]], *, metric: str, confidence: 
 
 
 def measured_noise(plan: Plan, trials: Sequence[TrialRecord], metric: str) -> NoiseFloor:
-    """The noise floor that the plan's own noise-floor stage measured.
+    """Return the noise floor that the plan's own noise-floor stage measured.
 
-    Raises: NotEnoughTrials as above, or when the plan has no such stage.
+    Raises: NotEnoughTrials as `noise_floor` does, or when the plan has no such stage.
     """
     floors = [stage for stage in plan.stages if stage.kind is StageKind.NOISE_FLOOR]
     if not floors:
@@ -81,10 +80,10 @@ def measured_noise(plan: Plan, trials: Sequence[TrialRecord], metric: str) -> No
 
 
 def sampling_sigma(plan: Plan, metric: Metric, values: Sequence[float]) -> float:
-    """Largest σ from sampling held-out answers alone: sqrt(m (1 - m) / n) for n answers per trial worth 0 to 1 with
-    mean m. 0 for other metrics and worths.
+    """Return the largest σ that sampling held-out answers can cause on its own: sqrt(m (1 - m) / n), for n answers per trial worth
+    0 to 1 with mean m. Returns 0 for other metrics and answer values.
 
-    A few trials can agree by chance, and their own spread would then say that there is no noise.
+    A few trials can agree by chance, and their own spread would then suggest that there is no noise.
     """
     if not metric.kind.startswith("heldout") or metric.when == "gain" or not values:
         return 0.0
@@ -94,15 +93,15 @@ def sampling_sigma(plan: Plan, metric: Metric, values: Sequence[float]) -> float
 
 
 def planning_alpha(plan: Plan, hypothesis: Hypothesis) -> float:
-    """Level at which Holm tests the hypothesis in the worst case; in a sequential design, that of the last look."""
+    """Return the level at which Holm tests the hypothesis in the worst case; in a sequential design, at the last look."""
     spends = deciding_stage(plan, hypothesis).spends
     return (hypothesis.alpha if spends is None else spends) / family_size(plan, hypothesis)
 
 
 def power_of(seeds: int, *, sigma: float, effect: float, alpha: float) -> float:
-    """Probability that `seeds` per arm show `effect` at two-sided level `alpha`.
+    """Return the probability that `seeds` per arm show `effect` at two-sided level `alpha`.
 
-    It falls where the bootstrap of interquartile means begins: 20 seeds show a little less than 19.
+    It drops where the bootstrap of interquartile means begins: 20 seeds have slightly less power than 19.
     """
     from statsmodels.stats.power import TTestIndPower
 
@@ -117,7 +116,7 @@ def power_of(seeds: int, *, sigma: float, effect: float, alpha: float) -> float:
 
 
 def seeds_needed(*, sigma: float, effect: float, alpha: float, power: float) -> int:
-    """The fewest seeds per arm that reach `power`; `MOST_SEEDS` when even those do not."""
+    """Return the smallest number of seeds per arm that reaches `power`; `MOST_SEEDS` if no number below that does."""
 
     def enough(seeds: int) -> bool:
         return power_of(seeds, sigma=sigma, effect=effect, alpha=alpha) >= power
@@ -131,7 +130,8 @@ def seeds_needed(*, sigma: float, effect: float, alpha: float, power: float) -> 
 
 
 def _first(enough: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest number from low to high that is enough, by bisection: all larger ones must be, too. `high` if none below is."""
+    """Find the smallest number from `low` to `high` that is enough, by bisection; `high` if none below it is. Assumes that all
+    larger numbers are enough too."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle + 1, high)
@@ -139,7 +139,7 @@ def _first(enough: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def detectable_effect(seeds: int, *, sigma: float, alpha: float, power: float) -> float:
-    """The smallest effect, in the metric's unit, that `seeds` per arm show with `power`."""
+    """Return the smallest effect, in the metric's unit, that `seeds` per arm show with `power`."""
     from scipy import optimize
 
     if seeds < 2:
@@ -154,9 +154,9 @@ def detectable_effect(seeds: int, *, sigma: float, alpha: float, power: float) -
 
 
 def hypothesis_power(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
-    """Power to show the planned effect with the seeds that the plan allows, at the noise floor's upper bound.
+    """Return the power to show the planned effect with the seeds that the plan allows, at the noise floor's upper bound.
 
-    For a raced hypothesis: the probability that its arm wins the race and is then confirmed.
+    For a raced hypothesis, this is the probability that its arm wins the race and is then confirmed.
     """
     noise = measured_noise(plan, trials, hypothesis.metric)
     sigma, alpha = side_sigma(plan, hypothesis, noise.upper), planning_alpha(plan, hypothesis)
@@ -171,13 +171,13 @@ def hypothesis_power(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialR
 
 
 def _strongest(stage: Stage) -> list[int]:
-    """Seed counts per arm that may have the highest power: the maximum, and the largest that needs no bootstrap."""
+    """Return the seed counts per arm that may have the highest power: the maximum, and the largest one below the bootstrap."""
     means = BOOTSTRAP_FROM - 1
     return [stage.max_seeds, *([means] if stage.seeds <= means < stage.max_seeds else [])]
 
 
 def hypothesis_seeds(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> int:
-    """Seeds per arm that the planned effect needs, at the noise floor's upper bound."""
+    """Return the seeds per arm that the planned effect needs, at the noise floor's upper bound."""
     noise = measured_noise(plan, trials, hypothesis.metric)
     sigma = side_sigma(plan, hypothesis, noise.upper)
     alpha = planning_alpha(plan, hypothesis)
@@ -185,7 +185,7 @@ def hypothesis_seeds(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialR
 
 
 def seeds_for(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> int:
-    """Seeds per arm of a stage: what the noise floor calls for, within the stage's bounds; a look takes its share of it."""
+    """Return the seeds per arm of a stage: what the noise floor calls for, within the stage's bounds. A look takes its share."""
     wanted = [stage.seeds]
     try:
         if stage.kind is StageKind.COARSE:
@@ -203,7 +203,7 @@ def seeds_for(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> int:
 
 
 def may_spend(plan: Plan, look: Stage, trials: Sequence[TrialRecord]) -> float:
-    """Alpha that a look of a sequential design may spend: its own part, and that of later looks that add no seeds."""
+    """Return the alpha that a look of a sequential design may spend: its own part, and that of later looks that add no seeds."""
     if look.spends is None:
         raise ValueError(f"stage {look.id!r} is not a look")
     if not plan.merged_looks:
@@ -216,15 +216,16 @@ def may_spend(plan: Plan, look: Stage, trials: Sequence[TrialRecord]) -> float:
 
 
 def wanted_power(plan: Plan, hypothesis: Hypothesis) -> float:
-    """Power required of the comparison alone. After a race: the root of the plan's power; the race takes the other root."""
+    """Return the power that the comparison must have. After a race, this is the square root of the plan's power, because
+    winning the race must have that same probability."""
     return math.sqrt(plan.power) if is_raced(plan, hypothesis) else plan.power
 
 
 def side_sigma(plan: Plan, hypothesis: Hypothesis, sigma: float) -> float:
-    """σ between seeds of one side; a mean over several arms varies less.
+    """Return σ between seeds of one side; a mean over several arms varies less.
 
-    For a trend: σ² / Σ (x - mean x)² over the levels' positions x in 0 to 1, as for two arms whose difference varies
-    like the fitted change. Three equally spaced levels say as much as their ends alone; further ones add to it.
+    For a trend, this is sqrt(σ² / (2 Σ (x - mean x)²)), with the levels' positions x from 0 to 1: two such arms differ with the
+    variance of the fitted change. Three equally spaced levels are as informative as their two ends; more levels add information.
     """
     if hypothesis.between_arms:
         return sigma / math.sqrt(2 * len(hypothesis.sides) * float(np.var([*places(plan, hypothesis).values()])))

@@ -1,14 +1,14 @@
-"""Does the reward pay for the right thing? If failing earns reward, every number of a study means something else.
+"""Sentinel for a reward that pays for the wrong thing. If failing earns reward, every number of a study means something else.
 
-What is wanted is `success`, and each declared metric that is marked `true`. Two questions, asked of each arm and of all trials
-together. The unit is the trial:
+What is wanted is `success`, and each declared metric that is marked `true`. The sentinel asks two questions of each arm and of all
+trials together. The unit is the trial:
 
-- Levels: of two held-out episodes of one task, does the one that is better by what is wanted earn less? A trial's answer is the
-  mean of the signs over its tasks (a rank correlation within tasks, from -1 to 1).
-- Movement: does reward rise while what is wanted falls, in the same trials, over held-out or over training episodes?
+- Levels: of two held-out episodes of one task, does the one that is better by the wanted metric earn less? A trial's answer is the
+  mean sign over its tasks (a rank correlation within tasks, from -1 to 1).
+- Movement: does reward rise while the wanted metric falls, in the same trials, over held-out or over training episodes?
 
-A mean over trials counts as below 0 if it lies beyond both the noise between trials (t test) and the noise of the episodes
-within them (normal). All tests of a study share 5 %.
+A mean over trials counts as below 0 if it exceeds both the noise between trials (t-test) and the noise of the episodes within them
+(normal). All tests of a study share a 5 % error rate.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from researcher.study.plan import Plan
 
 ALPHA = 0.05
 CLEAR = -0.2
-"""A mean rank correlation at or below this makes the verdict invalid; closer to 0 it is a warning."""
+"""A mean rank correlation at or below this makes the verdict invalid; between this and 0 it is a warning."""
 _WORST = ("invalid", "warning", "unchecked")
 _SATURATED = 0.99
 _LEAST_TRAINED = 3
-"""Least trials for a test on training episodes, whose noise within a trial is unknown."""
+"""Minimum number of trials for a test on training episodes, since their noise within a trial is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A metric of what is really wanted, and the names of its series. sign: -1 if less is better."""
+    """A metric of what is really wanted, and the names of its series. `sign` is -1 if less is better."""
 
     name: str
     before: str
@@ -58,18 +58,18 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one trial shows. levels: None if no task has episodes with different results."""
+    """What one trial shows. `levels` is None if no task has episodes with different results."""
 
     trial: TrialRecord
     levels: Estimate | None
     reward: Estimate
     wanted: Estimate
     room: bool
-    """Whether the wanted metric has room to rise."""
+    """True if the wanted metric can still rise."""
     seen: bool
-    """Whether the wanted metric varied at all over the held-out episodes."""
+    """True if the wanted metric varied at all over the held-out episodes."""
     trained: tuple[float, float] | None
-    """Gains of the reward and of the wanted metric, from the first to the last quarter of training."""
+    """Gains in reward and in the wanted metric, from the first to the last quarter of training."""
 
 
 def reward_against_success(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
@@ -90,7 +90,7 @@ def reward_against_success(name: str, plan: Plan, done: Sequence[TrialRecord]) -
 
 
 def _of_one(name: str, wanted: _Wanted, groups: Sequence[list[_Seen]], alpha: float) -> Iterator[SentinelFinding]:
-    """The worst finding of each arm, and of all together unless each arm alone is as bad. Equal findings are merged."""
+    """Yield the worst finding of each arm, and of all arms together unless each arm alone is as bad. Equal findings are merged."""
     said_of: dict[str, str] = {}
     alike: dict[_Said, list[_Seen]] = {}
     for group in groups:
@@ -120,7 +120,7 @@ def _levels(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator[_
         mean = mean_of(found)
         yield (
             "invalid" if mean <= CLEAR else "warning",
-            f"within a task, episodes with more {wanted.name} get less reward: the reward asks for something else",
+            f"within a task, episodes with more {wanted.name} get less reward: the reward pays for something else",
             mean,
         )
 
@@ -128,18 +128,18 @@ def _levels(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator[_
 def _movement(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator[_Said]:
     """Check whether reward rises while the wanted metric falls.
 
-    Rising reward is judged over all trials, falling success over the trials whose own reward rose. Otherwise one arm that
-    gains both and one that loses both would look like a contradiction.
+    A rise in reward is judged over all trials, a fall in success only over trials whose own reward rose. Otherwise an arm that
+    gains both and an arm that loses both would together look like a contradiction.
     """
     rises = _p_below([Estimate(-one.reward.value, one.reward.error) for one in group]) <= alpha
     fallen = [one.wanted for one in group if one.reward.value > 0]
     if rises and _p_below(fallen) <= alpha:
         yield "invalid", f"held-out reward rose while held-out {wanted.name} fell", mean_of(fallen)
     elif rises and mean_of([one.wanted for one in group]) <= 0 and any(one.room for one in group):
-        text = f"held-out reward rose, and held-out {wanted.name} did not follow"
+        text = f"held-out reward rose, but held-out {wanted.name} did not"
         seen = any(one.seen for one in group)
         if not seen:  # no task was ever solved: partial credit may still be fair
-            text = f"held-out reward rose, and held-out {wanted.name} never varied: the records cannot show whether the reward asks for it"
+            text = f"held-out reward rose, but held-out {wanted.name} never varied: the records cannot show if the reward pays for it"
         yield "warning" if seen else "unchecked", text, mean_of([one.wanted for one in group])
     pairs = [one.trained for one in group if one.trained is not None]
     if len(pairs) < _LEAST_TRAINED or _p_below([Estimate(-reward, 0.0) for reward, _ in pairs]) > alpha:
@@ -156,7 +156,7 @@ def _movement(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator
 
 
 def _p_below(found: Sequence[Estimate]) -> float:
-    """One-sided p-value for a mean that is not below 0; 1 for fewer than two trials."""
+    """Return the one-sided p-value of the hypothesis that the mean is at least 0; 1 for fewer than two trials."""
     from scipy import stats
 
     values = np.array([one.value for one in found])
@@ -194,7 +194,7 @@ def _all_wanted(plan: Plan) -> list[_Wanted]:
 
 
 def _groups(trials: Sequence[_Seen]) -> Iterator[list[_Seen]]:
-    """The trials of each arm, then all trials together."""
+    """Yield the trials of each arm, then all trials together."""
     by_arm: dict[str, list[_Seen]] = defaultdict(list)
     for one in trials:
         by_arm[one.trial.arm].append(one)
@@ -204,7 +204,7 @@ def _groups(trials: Sequence[_Seen]) -> Iterator[list[_Seen]]:
 
 
 def _look(plan: Plan, done: Sequence[TrialRecord], wanted: _Wanted) -> Iterator[_Seen]:
-    """Read the trials that recorded the wanted metric."""
+    """Read what each trial shows; skip trials that did not record the wanted metric."""
     for trial in done:
         try:
             reward = [dict(points(trial, f"eval_reward_{when}")) for when in ("before", "after")]
@@ -230,9 +230,9 @@ def _look(plan: Plan, done: Sequence[TrialRecord], wanted: _Wanted) -> Iterator[
 def _agreement(
     reward: Sequence[Mapping[int, float]], fared: Sequence[Mapping[int, float]], each: int
 ) -> Estimate | None:
-    """Mean sign of the agreement between reward and the wanted metric, before and after training.
+    """Return the mean sign of the agreement between reward and the wanted metric, before and after training.
 
-    Over tasks with episodes that have different results. None without any.
+    Averages over tasks that have episodes with different results; None if there are none.
     """
     by_task: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for paid, went in zip(reward, fared, strict=True):
@@ -249,7 +249,7 @@ def _agreement(
 
 
 def _gain(sides: Sequence[Mapping[int, float]], each: int) -> Estimate:
-    """After minus before, with the standard error over tasks; both have the same tasks."""
+    """Return the mean of after minus before, with its standard error over the tasks that both sides have."""
     before, after = (task_means(side.items(), each) for side in sides)
     return Estimate.over([after[task] - before[task] for task in sorted(set(before) & set(after))])
 

@@ -1,7 +1,7 @@
-"""The fine stage: Optuna picks one frozen arm after the other.
+"""Runs the fine stage: Optuna picks one frozen arm after another.
 
-The arms are a grid that the plan fixed and hashed. The sampler's seed follows from the plan, and its history is
-replayed from the recorded trials, so the same records give the same picks.
+The arms are a grid that the plan fixed and hashed. The sampler's seed follows from the plan, and its history is replayed from the
+recorded trials, so the same records give the same picks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from optuna import Study
 
 _FIRST = 3
-"""Picks before the sampler trusts what it has seen."""
+"""Number of random picks before the sampler uses what it has seen."""
 
 
 def picked(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple[str, ...]:
-    """Arms picked so far, in order; trials of the last one may not have ended.
+    """List the arms picked so far, in order; the last one's trials may still be running.
 
-    Once an arm has run its minimum number of seeds, Optuna learns the mean of its finished trials, or that all failed.
-    No arm is picked twice.
+    Once an arm has run its minimum number of seeds, Optuna learns the mean of its finished trials, or that all failed. No arm is
+    picked twice.
     """
     within = seeds_of(plan, stage, trials)
     study = _study(plan, stage)
@@ -56,7 +56,7 @@ def _study(plan: Plan, stage: Stage) -> Study:
 
 
 def _next(study: Study, stage: Stage, arms: Sequence[str]) -> str:
-    """Optuna's next pick, or the nearest arm that has not been tried."""
+    """Return Optuna's next pick, or the nearest arm that has not been tried."""
     last = len(stage.arms) - 1
     place = study.ask().suggest_int("arm", 0, last)
     free = [index for index in range(last + 1) if stage.arms[index] not in arms]
@@ -64,7 +64,7 @@ def _next(study: Study, stage: Stage, arms: Sequence[str]) -> str:
 
 
 def _tell(study: Study, place: int, values: Sequence[float], count: int) -> None:
-    """Report an arm's result to Optuna, under the arm that ran."""
+    """Report an arm's result to Optuna under the arm that actually ran."""
     from optuna.distributions import IntDistribution
     from optuna.trial import TrialState, create_trial
 
@@ -78,7 +78,7 @@ def _tell(study: Study, place: int, values: Sequence[float], count: int) -> None
 
 
 def contenders(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple[str, ...]:
-    """The arms that `stage` runs: its baselines, and the best `keep` of the others so far.
+    """Return the arms that `stage` runs: its baselines, and the best `keep` of the others so far.
 
     Raises: NotEnoughTrials when no arm that could continue has a finished trial.
     """
@@ -90,27 +90,27 @@ def contenders(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple
     rivals = [arm for arm in stage.arms if arm not in baselines]
     ranked = _ranked(plan, stage, _still_in(plan, stage, rivals, trials), trials)
     if not ranked:
-        raise NotEnoughTrials(f"no arm that stage {stage.id!r} could take from the race has a finished trial")
+        raise NotEnoughTrials(f"stage {stage.id!r} can take no arm from the race, because none has a finished trial")
     best = set(ranked[: stage.keep])
     return tuple(arm for arm in stage.arms if arm in baselines or arm in best)
 
 
 def due(plan: Plan, stage: Stage, seeds: int, trials: Sequence[TrialRecord]) -> list[tuple[str, int]]:
-    """Arm and seed of each trial of the stage. Arms alternate, so that they meet the same conditions.
+    """Return the arm and seed of each trial of the stage. Arms alternate, so that they meet the same conditions.
 
-    A fine stage adds trials as earlier ones end. Raises: NotEnoughTrials as `contenders`.
+    A fine stage adds trials as earlier ones end. Raises: NotEnoughTrials as `contenders` does.
     """
     arms = contenders(plan, stage, trials)
     return [(arm, plan.seed_of(arm, stage, place)) for place in range(seeds) for arm in arms]
 
 
 def in_the_running(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> bool:
-    """Whether the hypothesis is one of those that are tested. Raises: NotEnoughTrials as `left_behind`."""
+    """True if the hypothesis is one that gets tested. Raises: NotEnoughTrials as `left_behind` does."""
     return left_behind(plan, hypothesis, trials) is None
 
 
 def left_behind(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> str | None:
-    """Why the hypothesis is not tested: exploration left its arms behind, or the plan's branch led elsewhere; else None.
+    """Say why the hypothesis is not tested: exploration left its arms behind, or the plan's branch led elsewhere; else None.
 
     Raises: NotEnoughTrials before exploration has ended.
     """
@@ -118,7 +118,7 @@ def left_behind(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
     others = set(plan.alternatives(stage.id)) - {stage.id}
     instead = next((trial.stage for trial in trials if trial.stage in others), None)
     if instead is not None:
-        return f"{hypothesis.factor} was compared by stage {instead!r} instead, to which the plan's branch led"
+        return f"{hypothesis.factor} was compared by stage {instead!r} instead, because the plan's branch led there"
     if stage.keep is None:
         return None
     exploring = [each for each in plan.stages if each.explores]
@@ -127,16 +127,16 @@ def left_behind(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
             found = sample(seeds_of(plan, each, trials), arm, hypothesis.metric)
             if found.open or len(found.values) + found.failed < each.seeds:
                 left = "is not over" if any(trial.stage == each.id for trial in trials) else "was not run"
-                raise NotEnoughTrials(f"stage {each.id!r}, which helps to say which arm is confirmed, {left}")
+                raise NotEnoughTrials(f"stage {each.id!r}, which helps to choose the arm to confirm, {left}")
     if hypothesis.sides <= set(contenders(plan, stage, trials)):
         return None
     if any(each.kind is StageKind.FINE and set(each.arms) & hypothesis.sides for each in exploring):
-        return "the fine stage tried other levels, or found another one better, and it gives no verdict"
+        return "the fine stage tried other levels or found a better one, and a fine stage gives no verdict"
     return "the race left its arms behind, and a race gives no verdict"
 
 
 def family_size(plan: Plan, hypothesis: Hypothesis) -> int:
-    """Largest number of hypotheses that Holm's adjustment may have to cover: those that the same stage decides."""
+    """Return the maximum number of hypotheses that Holm's adjustment must cover: those that the same stage decides."""
     stage = deciding_stage(plan, hypothesis)
     family = [each for each in plan.hypotheses if deciding_stage(plan, each) == stage]
     return len(family) if stage.keep is None else min(stage.keep, len(family))
@@ -147,9 +147,9 @@ def is_raced(plan: Plan, hypothesis: Hypothesis) -> bool:
 
 
 def winning_chance(plan: Plan, *, first_rung_seeds: int, sigma: float, effect: float) -> float:
-    """Lower bound of the chance that an arm better by `effect` survives every rung.
+    """Return a lower bound of the probability that an arm better by `effect` survives every rung.
 
-    By Markov's inequality: it is dropped only if as many rivals look better as survive.
+    Uses Markov's inequality: the arm is only dropped if at least as many rivals look better as survive.
     """
     from scipy import stats
 
@@ -165,7 +165,7 @@ def winning_chance(plan: Plan, *, first_rung_seeds: int, sigma: float, effect: f
 
 
 def rung_seeds(plan: Plan, stage: Stage, *, sigma: float) -> int:
-    """Seeds per arm of a rung, so that an arm with the planned effect survives with the root of the planned power."""
+    """Return the seeds per arm of a rung that let an arm with the planned effect survive with the root of the planned power."""
     first = _rungs(plan)[0]
     seeds = first.seeds
     while seeds < first.max_seeds and not _enough(plan, seeds, sigma):
@@ -179,7 +179,7 @@ def _enough(plan: Plan, seeds: int, sigma: float) -> bool:
 
 
 def most_rung_seeds(plan: Plan) -> int:
-    """Upper limit for the first rung."""
+    """Return the maximum number of seeds for the first rung."""
     return _rungs(plan)[0].max_seeds
 
 
@@ -188,14 +188,14 @@ def _rungs(plan: Plan) -> list[Stage]:
 
 
 def _kept_after(plan: Plan, rungs: Sequence[Stage]) -> list[int]:
-    """Number of raced arms that survive each rung. (Fine stages are skipped.)"""
+    """Return the number of raced arms that survive each rung, not counting fine stages."""
     stages = [stage for stage in plan.stages if stage.kind is not StageKind.FINE]
     following = [stages[stages.index(rung) + 1] for rung in rungs]
     return [stage.keep or len(stage.arms) for stage in following]
 
 
 def _still_in(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[TrialRecord]) -> list[str]:
-    """The arms that ran in the last exploring stage before `stage` that lists them, and those that none lists."""
+    """Return the arms that ran in the last exploring stage before `stage` that lists them, and those that no such stage lists."""
     before = [each for each in plan.stages[: plan.stages.index(stage)] if each.explores]
     last = {arm: each for each in before for arm in each.arms}
     ran = {each.id: contenders(plan, each, trials) for each in before if each in last.values()}
@@ -203,7 +203,7 @@ def _still_in(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[Tr
 
 
 def _ranked(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[TrialRecord]) -> list[str]:
-    """Arms with a finished trial, best first; ties in the plan's order."""
+    """Return the arms with a finished trial, best first; ties keep the plan's order."""
     asked = plan.hypotheses[0]
     sign = -1 if asked.direction == "increase" else 1
     before = {each.id for each in plan.stages[: plan.stages.index(stage)] if each.explores}

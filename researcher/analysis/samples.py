@@ -1,4 +1,4 @@
-"""A study's trials, sorted by arm: values by seed, and what failed or has not ended. The unit is the trial."""
+"""Sorts a study's trials by arm: values by seed, and which trials failed or have not ended. The unit is the trial."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from researcher.study.plan import Hypothesis, Plan, Stage, StageKind
 
 
 class NotEnoughTrials(ValueError):
-    """There are too few finished trials to say anything; the text says of which arm."""
+    """Raised when there are too few finished trials to say anything; the text names the arm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One arm on one metric."""
+    """Values of one arm on one metric."""
 
     values: dict[int, float]
     """Values of finished trials, by seed."""
     failed: int
     open: int
-    """Trials that were planned and have neither succeeded nor failed yet."""
+    """Number of planned trials that have neither succeeded nor failed yet."""
 
 
 def sample(trials: Sequence[TrialRecord], arm: str, metric: str) -> Sample:
-    """The arm's values.
+    """Collect the arm's values.
 
-    Raises: ValueError when a trial is called done and has no value of this metric (invariant I5).
+    Raises: ValueError when a trial is done but has no value of this metric (invariant I5).
     """
     values: dict[int, float] = {}
     failed = unended = 0
@@ -47,9 +47,10 @@ def sample(trials: Sequence[TrialRecord], arm: str, metric: str) -> Sample:
 
 
 def side(plan: Plan, trials: Sequence[TrialRecord], arms: Sequence[str], metric: str) -> Sample:
-    """One side of a hypothesis: an arm's values, or the mean over several arms at each seed that all of them finished.
+    """Return the values of one side of a hypothesis: of an arm, or the mean over several arms at each seed that all of them
+    finished.
 
-    Arms with seeds of their own are matched by the position of their seeds (`Plan.shared_seed`).
+    Arms that use different seeds are matched by the position of their seeds (`Plan.shared_seed`).
     """
     each = [sample(trials, arm, metric) for arm in arms]
     placed = [
@@ -65,14 +66,16 @@ def side(plan: Plan, trials: Sequence[TrialRecord], arms: Sequence[str], metric:
 
 
 def deciding_stage(plan: Plan, hypothesis: Hypothesis) -> Stage:
-    """The last stage that runs all arms of the hypothesis and does more than explore: its verdict rests on that stage's seeds.
+    """Return the stage on whose seeds the verdict rests: the last one that runs all arms of the hypothesis and does more than
+    explore.
 
-    For a screen, which only explores: the screen itself."""
+    For a screen, which only explores, this is the screen.
+    """
     return _deciding_stages(plan, hypothesis)[-1]
 
 
 def judged_stage(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Stage:
-    """The deciding stage; in a sequential design the latest look that has begun."""
+    """Return the deciding stage; in a sequential design, the latest look that has begun."""
     stages = _deciding_stages(plan, hypothesis)
     if stages[-1].spends is None:
         return stages[-1]
@@ -82,7 +85,7 @@ def judged_stage(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecor
 
 
 def seeds_of(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials whose arm and seed belong to `stage`, whichever stage made them."""
+    """List the trials whose arm and seed belong to `stage`, whichever stage ran them."""
     seeds = range(stage.first_seed, stage.first_seed + stage.max_seeds)
     return [trial for trial in trials if trial.arm in stage.arms and plan.shared_seed(trial.arm, trial.seed) in seeds]
 
@@ -105,7 +108,7 @@ _CLOSE = 1e-9
 
 
 def same_number(one: float, other: float) -> bool:
-    """Equal up to rounding."""
+    """True if the numbers are equal up to rounding."""
     try:
         return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=1e-12)
     except OverflowError:  # an integer too large for a float
@@ -113,5 +116,5 @@ def same_number(one: float, other: float) -> bool:
 
 
 def reaches(difference: float, margin: float) -> bool:
-    """Whether the difference is at least the margin: 0.6 - 0.5 reaches 0.1, though as floats it is less."""
+    """True if the difference is at least the margin, up to rounding: 0.6 - 0.5 reaches 0.1, although the float is slightly smaller."""
     return difference >= margin or same_number(difference, margin)

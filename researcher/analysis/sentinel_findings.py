@@ -1,4 +1,4 @@
-"""Findings of sentinels, and the series they read."""
+"""Findings of sentinels, and access to the series that sentinels read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Severity = Literal["invalid", "warning", "unchecked"]
 
 
 class SentinelFinding(BaseModel):
-    """A finding of a sentinel. `text` has no numbers; `value` is the number that triggered it."""
+    """A sentinel's finding. `text` has no numbers; `value` is the number that triggered the finding."""
 
     name: str
     severity: Severity
@@ -26,17 +26,17 @@ class SentinelFinding(BaseModel):
     arms: tuple[str, ...] = ()
     trials: tuple[str, ...] = ()
     hypotheses: tuple[str, ...] = ()
-    """Hypotheses that become invalid; default: all that involve one of its arms."""
+    """Hypotheses that become invalid; if empty, all that involve one of the `arms`."""
     value: float | None = None
 
     def takes(self, hypothesis: Hypothesis) -> bool:
-        """Whether this finding makes the verdict on the hypothesis invalid."""
+        """True if this finding makes the verdict on the hypothesis invalid."""
         named = hypothesis.id in self.hypotheses if self.hypotheses else bool(hypothesis.sides & set(self.arms))
         return self.severity == "invalid" and named
 
 
 class Unchecked(Exception):
-    """A needed series was not recorded."""
+    """Raised when a series that a sentinel needs was not recorded."""
 
 
 def finding(name: str, severity: Severity, text: str, hits: Sequence[tuple[TrialRecord, float]]) -> SentinelFinding:
@@ -54,7 +54,7 @@ def unchecked(name: str, blind: Sequence[TrialRecord] = ()) -> SentinelFinding:
     return SentinelFinding(
         name=name,
         severity="unchecked",
-        text="what this check needs was not recorded",
+        text="the data that this check needs was not recorded",
         arms=tuple(dict.fromkeys(trial.arm for trial in blind)),
         trials=tuple(trial.key for trial in blind),
     )
@@ -69,7 +69,7 @@ class Estimate:
 
     @classmethod
     def over(cls, values: Sequence[float]) -> Estimate:
-        """The mean of one value per task; 0 without any."""
+        """Estimate the mean from one value per task; 0 if there are none."""
         if not values:
             return cls(0.0, 0.0)
         count = len(values)
@@ -81,7 +81,10 @@ def mean_of(found: Sequence[Estimate]) -> float:
 
 
 def task_means(values: Iterable[tuple[int, float]], each: int) -> dict[int, float]:
-    """Means by task of (episode index, value). each: episodes per task; the indices of one task are consecutive."""
+    """Return the mean value of each task, from pairs of episode index and value.
+
+    `each` is the number of episodes per task; a task's indices are consecutive.
+    """
     by_task: dict[int, list[float]] = defaultdict(list)
     for index, value in values:
         by_task[index // each].append(value)
@@ -89,7 +92,7 @@ def task_means(values: Iterable[tuple[int, float]], each: int) -> dict[int, floa
 
 
 def points(trial: TrialRecord, name: str) -> list[tuple[int, float]]:
-    """(step, value), in order of steps."""
+    """Return a series as (step, value) pairs in order of steps. Raises: Unchecked."""
     points = trial.series.get(name)
     if not points:
         raise Unchecked
@@ -101,6 +104,6 @@ def series(trial: TrialRecord, name: str) -> np.ndarray:
 
 
 def ends(values: np.ndarray) -> tuple[float, float]:
-    """Means of the first and of the last quarter."""
+    """Return the means of the first and of the last quarter."""
     quarter = max(1, math.ceil(len(values) / 4))
     return float(np.mean(values[:quarter])), float(np.mean(values[-quarter:]))

@@ -1,6 +1,7 @@
-"""Sentinels of a machine that was shared: trials far slower than others of the same arm.
+"""Sentinels: checks that warn about a study's trials or make verdicts invalid.
 
-Trials are compared within an arm only, as arms may differ in speed by design. Only comparisons of wall time become invalid.
+A trial counts as slowed by a shared machine if it is far slower than others of the same arm, since arms may differ in speed by
+design. Only comparisons of wall time become invalid then.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from swarm.models.catalogue import hosted_name
 from swarm.protocol.mismatch import MISMATCH, STALENESS, outgrown
 
 SLOW = 2.0
-_SHARED = "steps of some trials took far longer than those of the same arm: the machine was shared"
+_SHARED = "steps of some trials took far longer than those of other trials of the same arm: the machine was shared"
 
 
 def shared_machine(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """Compare each trial with the median of its arm's other trials: by its median step time, or by its total step time
-    where that is the metric."""
+    """Compare each trial with the median of its arm's other trials: by median step time, or by total step time if that is the
+    metric."""
     timed = _timed(plan)
     unseen: list[TrialRecord] = []
     hits: list[tuple[TrialRecord, float]] = []
@@ -53,7 +54,7 @@ def shared_machine(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[S
 
 
 def contention(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """The rule that preceded `shared_machine`: it compares with the arm's median, including the slow trial itself."""
+    """Apply the predecessor of `shared_machine`, which compares with the arm's median including the slow trial itself."""
     timed = _timed(plan)
     found = []
     for arm in plan.arms:
@@ -74,30 +75,32 @@ def _timed(plan: Plan) -> bool:
 
 
 def _seconds(trial: TrialRecord, *, whole: bool) -> float:
-    """Seconds of all steps (`whole`), else the median seconds per step."""
+    """Return the seconds of all steps (`whole`), else the median seconds per step."""
     step_s = series(trial, "step_s")
     return float(np.sum(step_s) if whole else np.median(step_s))
 
 
 COLLAPSED_ENTROPY = 0.05
-"""Share of the initial entropy below which a policy counts as collapsed."""
+"""A policy counts as collapsed below this share of its initial entropy."""
 FAR_KL = 1.0
-"""KL divergence from the initial weights, in nats per token, that counts as far."""
+"""KL divergence from the initial weights, in nats per token, that counts as far away."""
 MOSTLY = 0.9
 GROWN = 1.5
 LOOPING, ALIKE = (0.5, 0.2), (0.6, 0.3)
-"""Limits for repetition within answers, and between answers: the share of repeated n-grams, and its rise. Prose repeats
-a few percent of its 4-grams, worked sums up to a third, and a looping model nearly all."""
+"""Limits for repetition within answers and between answers: the share of repeated n-grams, and its rise.
+
+Prose repeats a few percent of its 4-grams, worked sums up to a third, and a looping model nearly all.
+"""
 _DTYPE = "run.dtype"
-"""Fields of a run's spec with the dtype of matrix products."""
+"""Field of a run's spec with the dtype of matrix products."""
 
 
 Seen = tuple[str, float] | None
-"""One trial's problem in words, and its number; None without a problem."""
+"""One trial's problem in words, with a number; None if there is no problem."""
 
 
 def inspect(plan: Plan, trials: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """Findings of the plan's sentinels, in the plan's order.
+    """Return the findings of the plan's sentinels, in the plan's order.
 
     Raises: ValueError when the plan names a sentinel that does not exist.
     """
@@ -130,10 +133,10 @@ def _weights_did_not_change(plan: Plan, trial: TrialRecord) -> Seen:
 
 
 def _if_forced(trial: TrialRecord, of: str) -> str:
-    """The reason, if no trained token can have had an alternative."""
+    """Return an explanation if none of the trained tokens had an alternative, else an empty string."""
     forced = dict(trial.series.get(f"{of}tokens_forced") or ())
     only = all(forced.get(step, 0) >= trained for step, trained in points(trial, f"{of}tokens_trained"))
-    return ": all tokens that it trained were forced" if only else ""
+    return ": all trained tokens were forced" if only else ""
 
 
 def _collapse(_plan: Plan, trial: TrialRecord) -> Seen:
@@ -144,7 +147,7 @@ def _collapse(_plan: Plan, trial: TrialRecord) -> Seen:
         return "entropy collapsed while reward did not rise", float(entropy[-1])
     drift = trial.series.get("kl_to_start")
     if drift and drift[-1][1] > FAR_KL:
-        return "the policy drifted far from its first weights while reward did not rise", drift[-1][1]
+        return "the policy drifted far from its initial weights while reward did not rise", drift[-1][1]
     return None
 
 
@@ -162,7 +165,7 @@ def _leak(_plan: Plan, trial: TrialRecord) -> Seen:
 
 
 def _gap(_plan: Plan, trial: TrialRecord) -> Seen:
-    """Training reward rose by more than half its spread, and held-out reward by less than half of that rise."""
+    """Check whether training reward rose by more than half its spread, and held-out reward by less than half of that rise."""
     reward, spread = series(trial, "reward_mean"), series(trial, "reward_std")
     before, after = series(trial, "eval_reward_before"), series(trial, "eval_reward_after")
     trained, held_out = _end(reward) - _start(reward), float(np.mean(after) - np.mean(before))
@@ -179,8 +182,10 @@ def _longer(_plan: Plan, trial: TrialRecord) -> Seen:
 
 
 def _repetitive(plan: Plan, trial: TrialRecord) -> Seen:
-    """Training reward rose by more than half its spread, and so did repetition in the answers: a reward that is easy to game
-    is often gamed by one trick, said again and again."""
+    """Check whether training reward and repetition in the answers both rose, the reward by more than half its spread.
+
+    A reward that is easy to game is often gamed by repeating one trick.
+    """
     for role in (None, *plan.roles):
         of, whose = (f"{role}/", f" of the {role}") if role is not None else ("", "")
         reward, spread = series(trial, f"{of}reward_mean"), series(trial, f"{of}reward_std")
@@ -205,7 +210,7 @@ def _other_weights(plan: Plan, trial: TrialRecord) -> Seen:
         later = outgrown(steps)
         if later is not None:
             return (
-                f"the probabilities that {whose} was sampled by left those of its trainer after the first step",
+                f"the probabilities at which {whose} was sampled departed from its trainer's after the first step",
                 later,
             )
         unseen = unseen or sum(staleness == 0 for _, staleness in steps) < 2  # nothing to compare the first step with
@@ -215,7 +220,7 @@ def _other_weights(plan: Plan, trial: TrialRecord) -> Seen:
 
 
 def _not_applied(plan: Plan, trial: TrialRecord) -> Seen:
-    """Compares the plan's settings for the arm with what server and client report."""
+    """Compare the plan's settings for the arm with what server and client report."""
     wrong = [path for path, wanted in settings_of(plan, trial).items() if not as_set(path, _used(trial, path), wanted)]
     return (f"never reached the engine: {', '.join(wrong)}", float(len(wrong))) if wrong else None
 
@@ -224,32 +229,38 @@ def _changed(_plan: Plan, trial: TrialRecord) -> Seen:
     if trial.evidence is None or trial.evidence.changes is None:
         raise Unchecked
     if trial.evidence.changes:
-        text = "the run was changed while it went on, which the plan does not name: the trial is exploratory"
+        text = "the run was changed while it trained, which the plan does not mention: the trial is exploratory"
         return text, float(len(trial.evidence.changes))
     if trial.evidence.joined:
-        text = "the run trained on episodes of clients that the plan does not name: the trial is exploratory"
+        text = "the run trained on episodes from clients that the plan does not name: the trial is exploratory"
         return text, float(sum(trial.evidence.joined.values()))
     return None
 
 
 def _mixed_code(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """Find hypotheses whose sides ran different code. A repair of the instrument separates the trials before it from those
-    after. If it also separates the two sides of a hypothesis, the code may cause the difference."""
+    """Find hypotheses whose sides ran different code.
+
+    A repair of the instrument separates the trials before it from those after it. If it also separates the two sides of a
+    hypothesis, the code may have caused the difference.
+    """
     ran = {trial.key: _code_of(plan, trial) for trial in done if trial.evidence is not None}
     blind = [trial for trial in done if trial.evidence is None]
     found = [unchecked(name, blind)] if blind else []
     if len(_all_of(ran)) < 2:
         return found
-    text = "the arms that are compared ran different code: no version was run by both"
+    text = "the compared arms ran different code: no version was run by both"
     found += _parted(name, text, plan, done, ran)
-    text = "the instrument's code was mended while the study ran, and not all trials ran the same version"
+    text = "the instrument's code was repaired while the study ran, and not all trials ran the same version"
     mended = [trial for trial in done if trial.evidence is not None and trial.evidence.code_versions]
     return [*found, finding(name, "warning", text, [(trial, float(len(ran[trial.key]))) for trial in mended])]
 
 
 def _mixed_types(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """Find hypotheses whose sides ran with different dtypes. Servers on different machines may compute in different dtypes
-    and round differently. If that separates the two sides of a hypothesis, it may cause the difference."""
+    """Find hypotheses whose sides ran with different dtypes.
+
+    Servers on different machines may compute in different dtypes and round differently. If that separates the two sides of a
+    hypothesis, it may have caused the difference.
+    """
     blind, used = [], {}
     for trial in done:
         try:
@@ -259,14 +270,14 @@ def _mixed_types(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[Sen
     found = [unchecked(name, blind)] if blind else []
     if len(_all_of(used)) < 2:
         return found
-    text = "the arms that are compared were computed in different number types: none was used by both"
+    text = "the compared arms were computed in different number types: none was used by both"
     found += _parted(name, text, plan, done, used)
-    text = "trials were computed in different number types, as their servers compute"
+    text = "trials were computed in different number types, depending on their servers"
     return [*found, finding(name, "warning", text, [(each, 2.0) for each in done if each.key in used])]
 
 
 def _types(plan: Plan, trial: TrialRecord) -> str:
-    """Sampling dtype, and the training dtype of each model unless the plan varies it."""
+    """Return the sampling dtype, and each model's training dtype unless the plan varies it."""
     if trial.evidence is None:
         raise Unchecked
     varied = {target for factor in plan.factors for target in factor.targets}
@@ -285,7 +296,7 @@ def _all_of(used: Mapping[str, frozenset[str]]) -> frozenset[str]:
 def _parted(
     name: str, text: str, plan: Plan, done: Sequence[TrialRecord], used: Mapping[str, frozenset[str]]
 ) -> list[SentinelFinding]:
-    """Find hypotheses whose two sides used nothing in common. used: what each trial used, by trial key."""
+    """Find hypotheses whose two sides used nothing in common. `used` maps each trial's key to what the trial used."""
     found = []
     for hypothesis in plan.hypotheses:
         sides = [
@@ -309,7 +320,7 @@ Sentinel = Callable[[str, Plan, Sequence[TrialRecord]], list[SentinelFinding]]
 
 
 def _each(look: Callable[[Plan, TrialRecord], Seen], severity: Severity) -> Sentinel:
-    """Check every trial by itself; merge findings with the same text."""
+    """Make a sentinel that checks every trial on its own and merges findings with the same text."""
 
     def ask(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
         seen: dict[str, list[tuple[TrialRecord, float]]] = {}
@@ -361,7 +372,7 @@ def _end(values: np.ndarray) -> float:
 
 
 def settings_of(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
-    """Everything that the plan sets for this trial, by target path."""
+    """Return everything that the plan sets for this trial, by target path."""
     wanted: dict[str, Any] = plan.settings | {STUDY_STEPS: plan.steps}
     factors = {factor.name: factor for factor in plan.factors}
     for name, level in plan.arm(trial.arm).levels.items():
@@ -374,7 +385,7 @@ def settings_of(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
 
 
 def _hosted_as(plan: Plan, trial: TrialRecord) -> str:
-    """Name under which a server hosts the model of the trial's arm: as the trial's server reported it, else the default."""
+    """Return the name under which a server hosts the model of the trial's arm: the name it reported, else the default one."""
     model, found = plan.model_of(trial.arm), trial.evidence.model if trial.evidence is not None else None
     if found is not None and model.is_hosted(found.name, found.fingerprint, found.engine):
         return found.name
@@ -382,7 +393,7 @@ def _hosted_as(plan: Plan, trial: TrialRecord) -> str:
 
 
 def _learning_rate(plan: Plan, trial: TrialRecord, role: str | None) -> Any:
-    """Learning rate that the plan sets; None if the instrument's default holds."""
+    """Return the learning rate that the plan sets; None if the instrument's default applies."""
     try:
         levels = {
             path: value

@@ -1,6 +1,6 @@
-"""Verdicts, by rules fixed beforehand and in a fixed order; never success by default.
+"""Verdicts, by rules fixed in advance and applied in a fixed order; success is never the default.
 
-invalid (a sentinel fired) · supported · refuted · equivalent · inconclusive. Reasons are in words, without numbers: the
+A verdict is invalid (a sentinel fired), supported, refuted, equivalent or inconclusive. Reasons are in words, without numbers: the
 report states numbers as claims.
 """
 
@@ -20,7 +20,7 @@ from researcher.study.plan import Hypothesis, Plan, Verdict
 
 def _screened(hypothesis: Hypothesis) -> str:
     what = "this factor" if hypothesis.treatment_arms else "these arms"
-    return f"a screen explores and gives no verdict: a comparison of {what} on fresh seeds would"
+    return f"a screen only explores and gives no verdict; a comparison of {what} on fresh seeds would give one"
 
 
 def verdict(
@@ -30,7 +30,7 @@ def verdict(
     findings: Sequence[SentinelFinding],
     trials: Sequence[TrialRecord],
 ) -> VerdictRecord:
-    """The verdict on one hypothesis."""
+    """Judge one hypothesis."""
     measured = effect if isinstance(effect, Effect) else None
     fired = [finding for finding in findings if finding.takes(hypothesis)]
     if fired:
@@ -44,23 +44,23 @@ def verdict(
     if measured is None:
         return _record(hypothesis, Verdict.INCONCLUSIVE, str(effect), None)
     if _unfinished(plan, hypothesis, trials):
-        reason = "trials that the plan asks for have not ended, and the plan has no rule for looking early"
+        reason = "some planned trials have not ended, and the plan has no rule for looking early"
         return _record(hypothesis, Verdict.INCONCLUSIVE, reason, measured)
     found = _as_far_as_seen(*_by_interval(hypothesis, measured), measured, censored(plan, hypothesis, trials))
     return _record(hypothesis, *found, measured)
 
 
 def _as_far_as_seen(found: Verdict, reason: str, effect: Effect, unseen: Censored) -> tuple[Verdict, str]:
-    """Weaken a verdict that unseen values could overturn, those of trials that never reached their threshold.
+    """Weaken a verdict that unseen values could overturn: those of trials that never reached their threshold.
 
-    They rule out "equivalent", and a sign stands only if larger values of theirs would not change it.
+    Such trials rule out "equivalent", and a sign only stands if larger values in them would not change it.
     """
     signed = found in (Verdict.SUPPORTED, Verdict.REFUTED) and unseen.keeps_sign(effect.diff)
     if not unseen.any or signed or found is Verdict.INCONCLUSIVE:
         return found, reason
     return Verdict.INCONCLUSIVE, (
-        "some trials never reached the threshold and count as one step more than their last: the larger values that they stand "
-        "for could turn what was found"
+        "some trials never reached the threshold and count as one step more than their last: their true values may be "
+        "larger and overturn the result"
     )
 
 
@@ -71,19 +71,19 @@ def _by_interval(hypothesis: Hypothesis, effect: Effect) -> tuple[Verdict, str]:
     if low == high:
         return Verdict.INCONCLUSIVE, "trials do not differ between seeds at all, so the measurement may be broken"
     if low > 0 and reaches(sign * effect.diff, hypothesis.margin):
-        reason = f"the adjusted interval lies wholly in the {stated} direction and the estimate reaches the margin"
+        reason = f"the adjusted interval lies entirely in the {stated} direction and the estimate reaches the margin"
         return Verdict.SUPPORTED, reason
     if high < 0:
-        return Verdict.REFUTED, f"the adjusted interval lies wholly against the {stated} direction"
+        return Verdict.REFUTED, f"the adjusted interval lies entirely against the {stated} direction"
     if effect.p_equivalence <= 1 - effect.level:
         return Verdict.EQUIVALENT, "two one-sided tests place the difference within the margin on either side"
     if low > 0:
         return Verdict.INCONCLUSIVE, f"the difference has the {stated} direction, but the estimate is below the margin"
-    return Verdict.INCONCLUSIVE, "the adjusted interval holds zero and reaches beyond the margin"
+    return Verdict.INCONCLUSIVE, "the adjusted interval contains zero and extends beyond the margin"
 
 
 def _unfinished(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> bool:
-    """Whether an arm lacks planned seeds or has open trials."""
+    """True if an arm lacks planned seeds or has open trials."""
     stage = judged_stage(plan, hypothesis, trials)
     within = seeds_of(plan, stage, trials)
     for arm in sorted(hypothesis.sides):
@@ -101,7 +101,7 @@ def _record(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusions:
-    """What plan and trials imply. It depends on nothing else, so it can be computed again at any time."""
+    """What follows from plan and trials. It depends on nothing else, so it can be recomputed at any time."""
 
     effects: dict[str, Effect | NotEnoughTrials]
     findings: tuple[SentinelFinding, ...]
@@ -112,7 +112,7 @@ class Conclusions:
 
 
 def conclude(plan: Plan, trials: Sequence[TrialRecord]) -> Conclusions:
-    """Findings, effects and one verdict for each hypothesis."""
+    """Compute the findings, the effects and one verdict for each hypothesis."""
     measured = effects(plan, trials)
     findings = inspect(plan, trials)
     records = tuple(verdict(plan, h, measured[h.id], findings, trials) for h in plan.hypotheses)

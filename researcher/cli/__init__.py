@@ -1,4 +1,4 @@
-"""The commands. `run` finds one, prints deliberate errors as one line, and returns the exit code."""
+"""Dispatch of `researcher` commands. `run` finds a command's module, prints expected errors as one line, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _STARTING_TRIALS = ("start", "calibrate", "resume", "reproduce", "daemon", "camp
 
 
 class Interrupted(KeyboardInterrupt):
-    """Interrupted while a study ran; `resume` continues it."""
+    """Raised when the user interrupts a running study; `resume` continues it."""
 
     def __init__(self, study_id: str) -> None:
         super().__init__(study_id)
@@ -66,7 +66,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one parsed command."""
+    """Run one parsed command and return its exit code."""
     try:
         with uncollected():
             module = importlib.import_module(f"researcher.cli.{_HOMES[args.command]}")
@@ -82,14 +82,14 @@ def run(args: argparse.Namespace) -> int:
             raise
         return _fail(args, refusal)
     except KeyboardInterrupt as error:
-        then = f"; `researcher resume {error.study_id}` goes on" if isinstance(error, Interrupted) else ""
+        then = f"; `researcher resume {error.study_id}` continues it" if isinstance(error, Interrupted) else ""
         sys.stderr.write(f"interrupted{then}\n")
         return 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A refusal as one clear sentence. code: the exit code. nearest: names that the user may have meant."""
+    """An expected error in one sentence. `code` is the exit code; `nearest` lists names that the user may have meant."""
 
     text: str
     code: int
@@ -100,11 +100,11 @@ DELIBERATE = (
     *(UsageError, PlanningRefused, OverBudget, StoreError, ExecutorError, InstrumentChanged, RecordsDisagree),
     *(SwarmError, ModuleNotFoundError, OSError),
 )
-"""Errors that the command line and the MCP server report in a sentence; any other error is a bug."""
+"""Errors that the command line and the MCP server report as one sentence; any other error is a bug."""
 
 
 def refusal_of(error: Exception) -> Refusal | None:
-    """The sentence for one of DELIBERATE; None if one of our own modules is missing, which is a bug."""
+    """Describe one of the DELIBERATE errors; None if one of our own modules is missing, which is a bug."""
     code, text = FAILED, str(error).strip()
     if isinstance(error, OverBudget | BudgetTooSmall):
         code = OUT_OF_BUDGET
@@ -121,7 +121,7 @@ def refusal_of(error: Exception) -> Refusal | None:
 
 
 def _check_environment() -> None:
-    """Check environment variables that every trial would fail on. Raises: UsageError."""
+    """Check the environment variables that would fail every trial if they were invalid. Raises: UsageError."""
     from researcher.executor.servers import server_token
 
     level_of(os.environ)
@@ -137,12 +137,12 @@ def _fail(args: argparse.Namespace, refusal: Refusal) -> int:
 
 
 def say(text: str = "") -> None:
-    """One line on standard output."""
+    """Print one line to standard output."""
     sys.stdout.write(text + "\n")
 
 
 def answer(as_json: bool, document: Any, *lines: str) -> int:
-    """Print the document as JSON, or else the lines. Returns: DONE."""
+    """Print the document if `as_json`, else the lines. Returns: DONE."""
     if as_json:
         say_json(document)
     else:

@@ -1,4 +1,4 @@
-"""`researcher export`, `reproduce` and `copy`: write a study to a file, rerun one of its trials, update its copies."""
+"""`researcher export`, `reproduce` and `copy`: archive a study, rerun a trial of an archive, and send pending records to the sinks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from researcher.store.sinks import check_installed, open_sink
 
 
 def export_command(args: argparse.Namespace) -> int:
-    """Write a study's archive."""
+    """Write a study's archive to a file."""
     home = open_home()
     study_id = home.store.studies.resolve(args.study)
     study, plan = home.store.studies.get(study_id), home.store.plans.get(study_id)
@@ -32,7 +32,7 @@ def export_command(args: argparse.Namespace) -> int:
         raise UsageError(f"{file} exists; choose another name with --to, or --force")
     instrument = open_instrument(study.options.instrument or plan.instrument)
     size = write_archive(home.store, study_id, instrument, home.studies / study_id, file)
-    text = f"{file}: {size / 1e6:.2f} MB; `researcher reproduce {shlex.quote(str(file))}` runs a trial of it again"
+    text = f"{file}: {size / 1e6:.2f} MB; `researcher reproduce {shlex.quote(str(file))}` reruns one of its trials"
     return answer(args.json, {"study": study_id, "file": str(file.resolve()), "bytes": size}, text)
 
 
@@ -60,27 +60,27 @@ def reproduce_command(args: argparse.Namespace) -> int:
     lines.append(f"{'metric':26} {'then':>12} {'now':>12}")
     lines += [f"{row['metric']:26} {_number(row['then']):>12} {_number(row['now']):>12}" for row in rows]
     if None not in computed.values() and computed["then"] != computed["now"]:
-        lines.append(f"computed in {computed['then']} then and in {computed['now']} now, which round differently")
+        lines.append(f"computed in {computed['then']} then and in {computed['now']} now; the two round differently")
     if None not in weights.values() and weights["then"] != weights["now"]:
-        lines.append(f"began with the weights {weights['then']} then and {weights['now']} now")
+        lines.append(f"started from weights {weights['then']} then and {weights['now']} now")
     answer(args.json, {**result, "computed_in": computed, "weights": weights}, *lines)
     return DONE if now.status is TrialStatus.DONE else FAILED
 
 
 def _computed_in(trial: TrialRecord) -> str | None:
-    """Dtype that the trial computed in; None if it was not recorded."""
+    """Return the dtype that the trial computed in; None if it was not recorded."""
     spec = trial.evidence.spec if trial.evidence is not None else None
     return None if spec is None else spec.get("dtype")
 
 
 def _engine(trial: TrialRecord) -> str:
-    """Engine for the reproduction: echo only if the trial ran on echo."""
+    """Choose the engine for the reproduction: echo if the trial ran on echo, else local."""
     found = trial.evidence.model if trial.evidence is not None else None
     return "echo" if found is not None and found.engine == "echo" else "local"
 
 
 def _weights(trial: TrialRecord) -> str | None:
-    """Prefix of the hosted model's fingerprint; None if it was not recorded."""
+    """Return a prefix of the hosted model's fingerprint; None if it was not recorded."""
     found = trial.evidence.model if trial.evidence is not None else None
     return None if found is None or found.fingerprint is None else found.fingerprint[:12]
 
@@ -92,7 +92,7 @@ async def _again(
     mended = archive.sandboxed(instrument.code) or instrument.instrument.generated is not None
     code = Code(folder=instrument.path, version=instrument.code, sandboxed=mended)
     arranged = setup(home, instrument, archive.plan, code=code, repairs=(instrument.code,))
-    because = f"one trial of {archive.study_id}, run again"
+    because = f"reran one trial of {archive.study_id}"
     pairs = [(then.arm, then.seed)]
     (done,) = await lone_trials(
         home,
@@ -116,7 +116,7 @@ def _number(value: object) -> str:
 
 
 def copy_command(args: argparse.Namespace) -> int:
-    """Drain each sink once; if records still wait, say why and return 1."""
+    """Send each sink its pending records once. If some remain, print why and return 1."""
     store = open_home().store
     study_id = store.studies.resolve(args.study)
     names = args.sink or [MlflowSink.name, *store.studies.get(study_id).options.sinks]

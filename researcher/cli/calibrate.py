@@ -1,4 +1,4 @@
-"""`researcher calibrate`: time a short trial on the servers that a study would use, so that studies are priced by it."""
+"""`researcher calibrate`: time a short trial on the servers that a study would use, so that study prices use a measurement."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from researcher.paces import paces_on
 from researcher.view import duration
 
 _UNTIMED = ("budget", "seeds", "schedule", "notify", "approve")
-"""Fields of a spec that decide nothing about a single trial."""
+"""Fields of a spec that do not affect a single trial."""
 
 
 def calibrate_command(args: argparse.Namespace) -> int:
-    """Run a trial of a few steps for each model, and say what a whole one would take."""
+    """Run a trial of a few steps for each model, and estimate how long a whole trial takes."""
     check_addresses(args.server)
     if not (args.file or args.vary or args.arm or len(args.model) > 1):
         args.arm = ["first:", "second:"]  # nothing is compared, and a plan has two arms
@@ -59,7 +59,7 @@ def calibrate_command(args: argparse.Namespace) -> int:
             setup(home, folder, short),
             stage.id,
             pairs,
-            because=f"a calibration: {CALIBRATION_STEPS} steps with {short.models_text}, timed to price studies",
+            because=f"calibration: timed {CALIBRATION_STEPS} steps with {short.models_text} to price studies",
             tell=teller(args),
         )
     )
@@ -73,6 +73,7 @@ def calibrate_command(args: argparse.Namespace) -> int:
     steps = max(plan.steps_of(arm.name) for arm in plan.arms)
     text = (
         f"{study_id}: a trial of {plan.instrument} with {plan.models_text}, {steps} steps, takes about {duration(took)} here; "
-        f"estimated for two CPU cores: {duration(guessed)}. Studies of the same models, tasks and lengths of calls are priced with it."
+        f"the estimate for two CPU cores was {duration(guessed)}. Studies with the same models, tasks and "
+        "call lengths use this time for their price."
     )
     return answer(args.json, {"study": study_id, "trial_s": took, "estimated_s": guessed, "steps": steps}, text)

@@ -1,4 +1,4 @@
-"""`researcher campaign`: start a program of studies, follow it, send it messages, and verify its results."""
+"""`researcher campaign`: start a campaign of studies, follow it, send it messages, and verify its results."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _LOOK_EVERY_S = 2.0
 
 
 def campaign_command(args: argparse.Namespace) -> int:
-    """Dispatch to the action."""
+    """Call the function for the chosen action."""
     return int(_ACTIONS[args.action](args))
 
 
 def start(args: argparse.Namespace) -> int:
-    """Fix the goal, then carry the campaign out here or have the daemon do it."""
+    """Fix the goal, then run the campaign here or hand it to the daemon."""
     goal, lines = _goal(args)
     check_addresses(args.server)
     if args.server and args.engine == "echo":
-        raise UsageError("--engine is for a server started here, and --server names others: drop one of them")
+        raise UsageError("--engine only applies to a server started here, and --server names others: drop one of them")
     home = home_to_look_at(args)
     with lines.named():
         ready = ready_goal(goal, home, args.server, args.engine, max_parallel=args.max_parallel, runs=not args.dry_run)
@@ -61,7 +61,7 @@ def start(args: argparse.Namespace) -> int:
     assert home is not None
     if not args.again:
         with lines.named():
-            check_not_pursued(home, goal, args.engine, "--again starts another beside it")
+            check_not_pursued(home, goal, args.engine, "--again starts another one")
     campaign_id = record_campaign(home, ready, carried=args.detach)
     if args.detach:
         from researcher.schedule.daemon import ensure_daemon
@@ -75,10 +75,10 @@ def start(args: argparse.Namespace) -> int:
 
 def _goal(args: argparse.Namespace) -> tuple[CampaignGoal, Lines]:
     if (args.file is None) == (args.topic is None):
-        raise UsageError("give a goal file or --topic TEXT, one of them: `researcher campaign start GOAL.yaml`")
+        raise UsageError("give either a goal file or --topic TEXT: `researcher campaign start GOAL.yaml`")
     if args.file is not None:
         if args.instruments:
-            raise UsageError("a goal file names its instruments (`instruments: [A, B]`): drop --instrument")
+            raise UsageError("the goal file names the instruments (`instruments: [A, B]`): drop --instrument")
         fields, lines = read_data_file(Path(args.file), "a goal file")
         with lines.named():
             return goal_in(fields), lines
@@ -104,7 +104,7 @@ def _carry_on(home: Home, campaign_id: str, *, as_json: bool, wait: bool) -> int
     try:
         outcome = run_interruptibly(work_on_campaign(home, campaign_id, view, wait=wait))
     except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted; `researcher campaign resume {campaign_id}` goes on\n")
+        sys.stderr.write(f"interrupted; `researcher campaign resume {campaign_id}` continues it\n")
         return 130
     finally:
         view.close()
@@ -112,7 +112,7 @@ def _carry_on(home: Home, campaign_id: str, *, as_json: bool, wait: bool) -> int
     lines = [f"{campaign_id}: {outcome.status}. {outcome.reason}"]
     if outcome.report is not None:
         lines.append(f"report: {outcome.report / 'report.md'}\n        {outcome.report / 'report.html'}")
-        lines.append(f"`researcher campaign verify {campaign_id}` makes the input of every decision again")
+        lines.append(f"`researcher campaign verify {campaign_id}` recomputes the input of every decision")
     answer(as_json, document, *lines)
     if outcome.status is CampaignStatus.WAITING:
         return WAITING
@@ -134,18 +134,20 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def list_campaigns(args: argparse.Namespace) -> int:
-    """Every campaign, newest first."""
+    """List all campaigns, newest first."""
     records = open_home().store.campaigns.all()
     lines = [
         f"{each.id}  {each.status:8}  {when(each.created_at)}  {one_line(each.goal['goal'])[:_SHOWN_GOAL]}"
         for each in records
     ]
     rows = [each.model_dump(mode="json") for each in records]
-    return answer(args.json, rows, *(lines or ["no campaigns yet; begin with `researcher campaign start GOAL.yaml`"]))
+    return answer(
+        args.json, rows, *(lines or ["no campaigns yet; start one with `researcher campaign start GOAL.yaml`"])
+    )
 
 
 def status(args: argparse.Namespace) -> int:
-    """Show what the campaign does now, its results, the budget left and how far that goes."""
+    """Show what the campaign is doing, its results, the remaining budget, and how many trials that pays for."""
     home, record = _named(args)
     document = status_json(home, record)
     answer(args.json, document, *status_lines(document))
@@ -157,7 +159,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def status_json(home: Home, record: CampaignRecord) -> dict[str, Any]:
-    """Everything that `status` shows of a campaign, as a document."""
+    """Build the JSON document that `status` shows."""
     store = home.store
     seen, decisions = observe(store, record.id), store.campaigns.decisions(record.id)
     left = seen.left.model_dump(mode="json")
@@ -191,13 +193,13 @@ def status_json(home: Home, record: CampaignRecord) -> dict[str, Any]:
 
 
 def _amounts(left: Left) -> list[str]:
-    """What is left of each limit, in words."""
+    """Describe what is left of each budget limit."""
     limits = (
         (left.wall_s, left.reserved_wall_s, "of trials", duration),
         (left.trials, left.reserved_trials, "trials", _number),
         (left.tokens, 0.0, "tokens of agents' calls", _number),
         (left.llm_tokens, 0.0, "tokens of the strategist's LLM", _number),
-        (left.money, 0.0, "in money for the strategist's LLM", _number),
+        (left.money, 0.0, "of money for the strategist's LLM", _number),
     )
     return [
         f"{words(value)} {what}" + (f" ({words(min(value, reserved))} for confirmations only)" if reserved else "")
@@ -211,14 +213,14 @@ def _number(value: float) -> str:
 
 
 def status_lines(document: dict[str, Any]) -> list[str]:
-    """The status document as lines for people."""
+    """Format the status document as lines for people."""
     reason = f" ({document['reason']})" if document["reason"] else ""
     lines = [f"{document['id']}  {document['status']}{reason}", one_line(document["goal"]["goal"])]
     for each in document["decisions"]:
         study = f" [{each['study_id']}]" if each["study_id"] else ""
         lines.append(f"  {each['seq']}. {each['action']}{study}: {one_line(each['because'])}")
     lines += [f"  {each['id']} {each['status']}: {one_line(each['claim'])}" for each in document["hypotheses"]]
-    buys = "" if document["trials_left"] is None else f": enough for about {document['trials_left']} more trials"
+    buys = "" if document["trials_left"] is None else f", enough for about {document['trials_left']} more trials"
     lines.append(f"left: {', '.join(_amounts(Left.model_validate(document['left'])))}{buys}")
     for each in document["instruments"]:
         at = f" on {each['instrument']}" if len(document["instruments"]) > 1 else ""
@@ -231,7 +233,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
 
 
 def watch(args: argparse.Namespace) -> int:
-    """Follow a campaign until it ends or waits: a line for each decision and change. --json: one object per line."""
+    """Follow a campaign until it ends or waits, with a line for each decision and change. --json: print one object per line."""
     home, record = _named(args)
     shown_decisions, shown = 0, ""
     while True:
@@ -263,45 +265,47 @@ def watch(args: argparse.Namespace) -> int:
 
 
 def tell(args: argparse.Namespace) -> int:
-    """Send words to the next decision, which quotes them.
+    """Send a message to the next decision, which quotes it.
 
-    With a study, the next decision carries it out if possible. With factors to leave alone, none of them varies from then on.
+    With a study, the next decision runs that study if possible. With factors to leave alone, none of them is varied from then on.
     """
     home, record = _named(args)
     if args.study is not None and args.leave is not None:
-        raise UsageError("--study, --leave: give one of them at a time")
+        raise UsageError("--study and --leave exclude each other: give one at a time")
     if args.study is not None:
         spec, lines = read_data_file(Path(args.study), "a study")
         with lines.named():
             people.request_study(home.store, record.id, spec, args.words, getpass.getuser())
-        text = f"{record.id}: the next decision carries it out, or says what is wrong with it"
+        text = f"{record.id}: the next decision runs it, or says what is wrong with it"
         return answer(args.json, {"campaign": record.id, "told": args.words, "study": spec}, text)
     leave = None if args.leave is None else people.names_in(args.leave)
     people.tell(home.store, record.id, args.words, getpass.getuser(), leave=leave)
-    instead = "with --leave FACTOR that factor stays as it is, --study FILE asks for a study, and `researcher campaign veto` stops one"
+    instead = (
+        "--leave FACTOR keeps a factor fixed, --study FILE asks for a study, and `researcher campaign veto` stops one"
+    )
     text = people.telling_text(home.store, record.id, leave, instead)
     return answer(args.json, {"campaign": record.id, "told": args.words, "leave": leave}, f"{record.id}: {text}")
 
 
 def veto(args: argparse.Namespace) -> int:
-    """Veto the study that waits or runs, or the instrument that waits; the next decision sees the reason."""
+    """Veto the waiting or running study, or the waiting instrument; the next decision sees the reason."""
     home, record = _named(args)
     decision = people.veto(home.store, record.id, args.because, getpass.getuser())
     what = f"({decision.action} {decision.study_id})" if decision.study_id else f"({decision.action})"
-    then = "its study stops" if decision.study_id else "the instrument is left out"
+    then = "its study stops" if decision.study_id else "the instrument is not used"
     text = f"{record.id}: decision {decision.seq} {what} is vetoed; {then}"
     return answer(args.json, {"campaign": record.id, "decision": decision.seq, "study": decision.study_id}, text)
 
 
 def approve_study(args: argparse.Namespace) -> int:
-    """Approve what waits: a study, or an instrument that an LLM wrote."""
+    """Approve what waits for a person: a study, or an instrument that an LLM wrote."""
     home, record = _named(args)
     number = people.approve(home.store, record.id, args.because or "", getpass.getuser())
     return answer(args.json, {"campaign": record.id, "decision": number}, f"{record.id}: decision {number} is approved")
 
 
 def amend(args: argparse.Namespace) -> int:
-    """Change limits of the budget; the next decision sees them."""
+    """Change limits of the budget; the next decision uses them."""
     home, record = _named(args)
     change = {
         "wall": None if args.budget is None else seconds(args.budget),
@@ -314,7 +318,7 @@ def amend(args: argparse.Namespace) -> int:
     if not budget:
         raise UsageError("say what to amend: --budget TIME, --trials N, --tokens N, --llm-tokens N, --money X")
     if not all(math.isfinite(value) and value > 0 for value in budget.values()):
-        raise UsageError("a limit of the budget is a number above zero")
+        raise UsageError("budget limits must be finite numbers above zero")
     words = people.amend_budget(home.store, record.id, budget, args.because, getpass.getuser())
     return answer(args.json, {"campaign": record.id, "budget": budget}, f"{record.id}: {words}")
 
@@ -327,7 +331,7 @@ def pause(args: argparse.Namespace) -> int:
 
 
 def stop(args: argparse.Namespace) -> int:
-    """Ask its worker to stop, or stop it here if it has none."""
+    """Ask the campaign's worker to stop. Without a worker, stop the campaign here."""
     home, record = _named(args)
     if record.status.ended:
         return answer(
@@ -346,7 +350,7 @@ def report(args: argparse.Namespace) -> int:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Recompute every decision's input, check the rules, and verify each study's report; 1 on a difference."""
+    """Recompute every decision's input, check the rules, and verify each study's report. Returns 1 if anything differs."""
     home, record = _named(args)
     found = verify_campaign(home.store, record.id, home.studies / record.id)
     studies = [each.study_id for each in home.store.campaigns.decisions(record.id) if each.study_id]
@@ -370,16 +374,16 @@ def _study_differences(home: Home, study_id: str) -> list[str]:
         return [str(each) for each in differences_of(home, study_id)]
     except NotFound:
         if home.store.studies.get(study_id).status is StudyStatus.DONE:
-            return [f"it is done and has no report; `researcher report {study_id}` writes one"]
+            return [f"the study is done but has no report; `researcher report {study_id}` writes one"]
         return []  # stopped before it had a report
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write the campaign's records and report, and its studies' reports, into one file."""
+    """Write the campaign's records and report, and its studies' reports, into one archive."""
     home, record = _named(args)
     target = Path(args.to or f"{record.id}.tar.gz")
     if target.exists() and not args.force:
-        raise UsageError(f"{target} exists; --force writes over it")
+        raise UsageError(f"{target} exists; --force overwrites it")
     folder = write_campaign_report(home.store, record.id, home.studies)
     document = {
         "campaign": record.model_dump(mode="json"),
@@ -405,7 +409,7 @@ def export(args: argparse.Namespace) -> int:
     return answer(
         args.json,
         {"campaign": record.id, "file": str(target)},
-        f"wrote {target}; `researcher export STUDY` writes a study whole",
+        f"wrote {target}; `researcher export STUDY` writes a complete study",
     )
 
 

@@ -1,4 +1,4 @@
-"""One process's work on a campaign: its loop on the real store, instrument, strategist and studies."""
+"""One process's work on a campaign: runs the campaign loop with the real store, instrument, strategist and studies."""
 
 from __future__ import annotations
 
@@ -47,16 +47,18 @@ async def work_on_campaign(
     clock: Clock | None = None,
     copy: Callable[[Store], Sink] = MlflowSink,
 ) -> CampaignOutcome:
-    """Own the campaign and carry it out.
+    """Take ownership of the campaign and run it.
 
-    wait: also between its windows; else return when one closes. copy: makes the records' sink.
+    Args:
+        wait: keep waiting between the campaign's time windows; else return when one closes.
+        copy: creates the sink for records.
 
     Raises: LeaseHeld when another process works on it; any error that keeps its study from continuing here.
     """
     clock = clock or SystemClock()
 
     async def run_study(study_id: str, plan: Plan) -> Rest:
-        """Run one study. One that has spent its budget has ended like any other: the next decision sees its results."""
+        """Run one study. A study that has spent its budget counts as ended: the next decision sees its results."""
         fresh = home.store.studies.get(study_id).plan_version is None
         try:
             outcome = await work_on(home, study_id, view, plan if fresh else None, wait=wait, clock=clock, copy=copy)
@@ -91,18 +93,18 @@ async def work_on_campaign(
 
 
 def _copy_the_rest(store: Store, campaign_id: str, sink: Sink) -> None:
-    """Send records that earlier studies could not send because their sink was unreachable at their end."""
+    """Send records that earlier studies could not send because their sink was unreachable when they ended."""
     try:
         for each in store.campaigns.decisions(campaign_id):
             if each.study_id is not None:
                 sink.drain(each.study_id)
     except StoreError as error:
-        _log.warning("the records could not be copied: %s", error)
+        _log.warning("could not copy the records: %s", error)
 
 
 @contextlib.asynccontextmanager
 async def _watched(home: Home, campaign_id: str, names: tuple[str, ...], clock: Clock) -> AsyncIterator[None]:
-    """Watch the campaign while it is worked on: detect stalls and send notices, daily ones too. Send the last at the end."""
+    """While the campaign runs, detect stalls and send notices, including daily ones. Send the last ones at the end."""
     if not names:
         yield
         return
@@ -134,7 +136,11 @@ async def _watched(home: Home, campaign_id: str, names: tuple[str, ...], clock: 
 def planner_of(
     root: Path, store: Store | None, options: StudyOptions, folder: InstrumentFolder, draw: Draw = rehearsed
 ) -> InstrumentPlanner:
-    """root: the user data directory. draw: draws tasks for each plan.
+    """Build the planner for one instrument.
+
+    Args:
+        root: the user data directory.
+        draw: draws tasks for each plan.
 
     Raises: PlanningRefused if the instrument's packages are missing.
     """
@@ -157,7 +163,7 @@ def strategist_of(
     clock: Clock,
     say: Callable[[str], None],
 ) -> Strategist:
-    """The strategist that the goal names; auto: an LLM if one is configured. Raises: PlanningRefused."""
+    """Return the strategist that the goal names; `auto` means an LLM if one is configured. Raises: PlanningRefused."""
     settings = campaign_llm(goal)
     if settings is None:
         return BuiltinStrategist()

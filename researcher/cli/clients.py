@@ -1,4 +1,4 @@
-"""Where clients run (`--clients`), checked before a study is recorded."""
+"""Checks where clients run (`--clients`) before a study is recorded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _FORMS = f"{LOCAL}, {RAY} or {RAY}=http://HOST:8265"
 
 
 def check_clients(given: str, instrument: str | None = None) -> None:
-    """Raises: UsageError for an unknown form, if Ray is not installed, or for an instrument that an LLM would write."""
+    """Check the form of `--clients`.
+
+    Raises: UsageError for an unknown form, if Ray is not installed, or for an instrument that an LLM would write.
+    """
     kind, address = _parsed(given)
     if kind == RAY:
         if instrument == NEW:
@@ -57,7 +60,7 @@ def check_cluster(
         raise UsageError(f"{folder.instrument.name} was written by an LLM: {NO_SANDBOX}; use --clients {LOCAL}")
     if plan.transfers:
         raise UsageError(
-            f"evaluate_on: a Ray job is sent one instrument's code; use --clients {LOCAL}, or leave it out"
+            f"evaluate_on: a Ray job only gets one instrument's code; use --clients {LOCAL}, or leave evaluate_on out"
         )
     cluster = RayCluster(address, SystemClock(), patience_s=0.0)
     tell(f"drawing a few tasks on the Ray cluster at {cluster.name} ...")
@@ -84,7 +87,7 @@ async def _checked(cluster: RayCluster, plan: Plan, folder: InstrumentFolder, ur
 
 
 def _imported(folder: Path) -> list[str]:
-    """Installed packages that the instrument's files import anywhere: every node needs them, too."""
+    """List the installed packages that the instrument's files import anywhere; every node needs them too."""
     names: set[str] = set()
     for _, file in visible_files(folder):
         if file.suffix != ".py":
@@ -101,7 +104,7 @@ def _imported(folder: Path) -> list[str]:
 async def place_of(
     options: StudyOptions, folder: InstrumentFolder, clock: Clock, python: str, tell: Callable[[str], None]
 ) -> ClientPlace:
-    """Where this study's clients run. Raises: UsageError, ClusterUnreachable."""
+    """Return the place where this study's clients run. Raises: UsageError, ClusterUnreachable."""
     kind, address = _parsed(options.clients)
     if kind == LOCAL:
         return LocalPlace(clock, python)

@@ -1,4 +1,4 @@
-"""Commands by which people intervene: stop, pause, approve, reject, amend."""
+"""Commands for people to intervene in a study: stop, pause, approve, reject, amend."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ from researcher.study.draft import seeds_of
 
 
 def stop_command(args: argparse.Namespace) -> int:
-    """Ask the study's worker to stop. Without a worker it is stopped here, along with anything a dead worker left
-    running."""
+    """Ask the study's worker to stop. Without a worker, stop the study here, along with anything a dead worker left running."""
     home, study = _study(args)
     _say(args, study, stop(home, study))
     return DONE
 
 
 def stop(home: Home, study: StudyRecord) -> str:
-    """Stop the study; returns what was done. Raises: WrongState for an unfinished study of a campaign."""
+    """Stop the study and say what was done. Raises: WrongState for an unfinished study of a campaign."""
     _check_alone(study)
     if study.status.ended:
         return "; ".join([f"{study.status} already", *_left_of_ended(home, study)])
@@ -42,8 +41,8 @@ def stop(home: Home, study: StudyRecord) -> str:
 
 
 def pause_command(args: argparse.Namespace) -> int:
-    """Request a pause: running trials keep a checkpoint, from which `resume` continues them. If no process works on the
-    study, end what a dead worker left running."""
+    """Request a pause: running trials keep a checkpoint, from which `resume` continues them. If no process works on the study,
+    end what a dead worker left running."""
     home, study = _study(args)
     _check_alone(study)
     if study.status.ended:
@@ -54,25 +53,29 @@ def pause_command(args: argparse.Namespace) -> int:
 
 
 def _check_alone(study: StudyRecord) -> None:
-    """Raises: WrongState for an unfinished study of a campaign, which would not learn of the change."""
+    """Refuse to change a campaign's study on its own.
+
+    Raises: WrongState for an unfinished study of a campaign, because the campaign would not learn of the change.
+    """
     if study.campaign_id is not None and not study.status.ended:
         raise WrongState(
-            f"{study.id} is part of {study.campaign_id}: `researcher campaign veto` says no to it, `stop` and `pause` there are for both"
+            f"{study.id} is part of {study.campaign_id}: use `researcher campaign veto` to reject it, "
+            "or `researcher campaign stop` or `pause` for both"
         )
 
 
 def approve_command(args: argparse.Namespace) -> int:
-    """Approve at the gate where the study waits."""
+    """Approve the study at the gate where it waits."""
     return _answer(args, Answer(verdict="approve", words=args.because or "", by=getpass.getuser()))
 
 
 def reject_command(args: argparse.Namespace) -> int:
-    """Reject at the gate where the study waits, with the reason."""
+    """Reject the study at the gate where it waits, with the reason."""
     return _answer(args, Answer(verdict="reject", words=args.because, by=getpass.getuser()))
 
 
 def amend_command(args: argparse.Namespace) -> int:
-    """Make a new version of a plan of which no trial has begun; an open gate then asks about the new version."""
+    """Make a new version of a plan whose trials have not begun; an open gate then asks about the new version."""
     home, study = _study(args)
     if args.seeds is None and args.budget is None:
         raise UsageError("say what to amend: --seeds N, --budget TIME")
@@ -86,13 +89,13 @@ def amend_command(args: argparse.Namespace) -> int:
 
 
 def _seeds(given: str | None) -> int | None:
-    """Raises: UsageError."""
+    """Parse `--seeds` as one number. Raises: UsageError."""
     if given is None:
         return None
     seeds = seeds_of(given)
     if seeds["min"] != seeds["max"]:
         raise UsageError(
-            f"--seeds {given}: an amended plan runs one number of seeds in each arm; write --seeds {seeds['max']}"
+            f"--seeds {given}: an amended plan has a fixed number of seeds per arm; write --seeds {seeds['max']}"
         )
     return seeds["min"]
 
@@ -111,7 +114,7 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
 
 
 def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]) -> str:
-    """Ask the worker, or do it here if there is none. Returns what was done."""
+    """Ask the worker to stop or pause, or do it here if there is no worker. Returns what was done."""
     lease = home.store.leases.holder(study.id)
     if lease is not None and lives_here(lease.owner):  # its lease may have lapsed in a suspended or slow process
         return f"asked {owner_text(lease.owner)} to {wish}"
@@ -119,7 +122,7 @@ def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]
         with owned_now(home.store, study.id) as own:
             left = asyncio.run(end_left_of(own, study.id, home.studies / study.id, SystemClock()))
             if wish == "pause":
-                return "; ".join(["nobody works on it; it stays where it is", *left])
+                return "; ".join(["no process works on it; it stays where it is", *left])
             reason = STOPPED_UNPLANNED if study.plan_version is None else STOPPED_ON_REQUEST
             own.studies.set_status(study.id, StudyStatus.STOPPED, reason)
             folder = interim_report(own, study.id, home.studies)
@@ -129,7 +132,7 @@ def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]
 
 
 def _left_of_ended(home: Home, study: StudyRecord) -> list[str]:
-    """End what a dead worker left running of an ended study. Returns a line for each thing done."""
+    """End what a dead worker of an ended study left running. Returns a line for each thing done."""
     lease = home.store.leases.holder(study.id)
     if lease is None or lives_here(lease.owner):
         return []
@@ -139,7 +142,7 @@ def _left_of_ended(home: Home, study: StudyRecord) -> list[str]:
     except LeaseHeld:
         return []
     then = [f"`researcher resume {study.id}` frees its disk"] if study.status is StudyStatus.DONE else []
-    return ["what was left running is ended", *then, *left]
+    return ["ended what was left running", *then, *left]
 
 
 def _study(args: argparse.Namespace) -> tuple[Home, StudyRecord]:

@@ -1,4 +1,4 @@
-"""`researcher doctor`: check what a study on this machine needs."""
+"""`researcher doctor`: check whether this machine has what a study needs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _NEED_MEMORY_GB = 12.0
 _NEED_SHARED_BYTES = 1_000_000_000
 _PLAN_LIMIT_S = 60.0
 _COMPILERS = ("gcc", "clang")
-"""Compilers that Triton tries in this order if CC is not set."""
+"""Compilers that Triton tries, in this order, if CC is not set."""
 _PACKAGES = ("vllm", "torch", "transformers", "mlflow", "langgraph", "sqlalchemy")
 
 
 def doctor_command(args: argparse.Namespace) -> int:
-    """Check this machine's requirements for a study; 1 when something is missing."""
+    """Check this machine's requirements for a study. Returns 1 if something is missing."""
     rows = [
         *_packages(),
         _disk(),
@@ -55,7 +55,7 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 Row = tuple[str, bool | None, str]
-"""Name of a check, whether it passed (None: with a warning), and details."""
+"""Name of the check, whether it passed (None: passed with a warning), and details."""
 _WORDS = {True: "ok     ", False: "MISSING", None: "WARNING"}
 
 
@@ -80,7 +80,7 @@ def _disk() -> Row:
     root = user_data_dir()
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     free = shutil.disk_usage(there).free / 1e9
-    return "disk", free >= _NEED_DISK_GB, f"{free:.0f} GB free at {root}; a study wants {_NEED_DISK_GB:.0f}"
+    return "disk", free >= _NEED_DISK_GB, f"{free:.0f} GB free at {root}; a study needs {_NEED_DISK_GB:.0f}"
 
 
 def _memory() -> Row:
@@ -98,13 +98,13 @@ def _processor() -> Row:
 
 
 def _graphics() -> list[Row]:
-    """A row for each GPU, then the requirements for using them; a single row on a machine without a GPU."""
+    """Return a row for each GPU, then rows for what GPUs need; a single row on a machine without a GPU."""
     try:
         found = answered_cards()
     except DriverSilent as error:
         return [("gpu", False, str(error))]
     if not found:
-        return [("gpu", True, "none with NVIDIA's driver; models run on the CPU")]
+        return [("gpu", True, "none found by NVIDIA's driver; models run on the CPU")]
     return [
         *map(_gpu, found),
         _driver(found[0]),
@@ -115,7 +115,11 @@ def _graphics() -> list[Row]:
 
 
 def _gpu(card: Card) -> Row:
-    return f"gpu {card.index}", True, f"{card.name}, {card.total / 1e9:.0f} GB, {card.free / 1e9:.0f} of them free"
+    return (
+        f"gpu {card.index}",
+        True,
+        f"{card.name}, {card.total / 1e9:.0f} GB, of which {card.free / 1e9:.0f} GB are free",
+    )
 
 
 def _driver(card: Card) -> Row:
@@ -126,12 +130,12 @@ def _driver(card: Card) -> Row:
 def _compiler() -> Row:
     wanted = os.environ.get("CC")
     found = next(filter(None, map(shutil.which, [wanted] if wanted else _COMPILERS)), None)
-    absent = f"CC={wanted} is not there" if wanted else f"neither {' nor '.join(_COMPILERS)}"
+    absent = f"CC={wanted} was not found" if wanted else f"found neither {' nor '.join(_COMPILERS)}"
     return "C compiler", found is not None, f"{found or absent}; Triton compiles kernels with it"
 
 
 def _plans(found: Sequence[Card]) -> Iterator[Row]:
-    """How `swarm serve` would divide each card, for the models that are here and for common ones, of which nothing is fetched."""
+    """Say how `swarm serve` would divide each card, for the models on this machine and for common ones. Downloads nothing."""
     here = {each.path.name: str(each.path) for each in cached_models()}
     models = here | {name: name for name in SHAPES if hub_folder(name) not in here}
     sizes = {card.total: card for card in reversed(found)}
@@ -141,7 +145,7 @@ def _plans(found: Sequence[Card]) -> Iterator[Row]:
 
 
 def _fits(check: str, model: str, card: Card) -> Row:
-    """One plan. A model that does not fit is no fault of the machine."""
+    """Return the row for one plan. The check also passes if the model does not fit, since that is not a fault of the machine."""
     command = [sys.executable, "-m", "swarm.main", "serve", "--model", model, "--plan"]
     environ = {**os.environ, "PYTHONPATH": python_path(os.environ), VISIBLE: str(card.index)}
     if why_no_gpu(environ) is not None:  # the server would plan for the processor
@@ -149,7 +153,7 @@ def _fits(check: str, model: str, card: Card) -> Row:
     try:
         said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_PLAN_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        return check, False, f"`swarm serve --plan` said nothing for {_PLAN_LIMIT_S:.0f} s"
+        return check, False, f"`swarm serve --plan` gave no answer within {_PLAN_LIMIT_S:.0f} s"
     lines = (said.stdout if said.returncode == 0 else said.stderr).splitlines()
     return check, True, "; ".join(line for line in lines if line and not line.startswith(" "))
 
@@ -163,14 +167,16 @@ def _cuda_build() -> Row:
 
 def _shared_memory() -> Row:
     usage = shutil.disk_usage(memory_dir())
-    detail = f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free at {memory_dir()}; weights pass through it"
+    detail = (
+        f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free at {memory_dir()}; weights are passed through it"
+    )
     if usage.free < _NEED_SHARED_BYTES:
         detail += "; in a container give it more (`docker run --shm-size 16g`)"
     return "memory-backed files", usage.free >= _NEED_SHARED_BYTES, detail
 
 
 def _sandbox() -> Row:
-    """What confines code that an LLM wrote. Studies of other instruments need none."""
+    """Say what confines code that an LLM wrote. Studies of other instruments need no sandbox."""
     found = sandbox()
     weak = "" if found.mode is Mode.BUBBLEWRAP else "; only instruments and repairs by an LLM need it"
     return "sandbox", None if weak else True, f"code that an LLM wrote runs {found.words}{weak}"
@@ -188,7 +194,7 @@ def _database() -> Row:
 
 
 def _services() -> list[Row]:
-    """Services that can receive notices, by name; their addresses are secrets."""
+    """List services that can receive notices by name, because their addresses are secrets."""
     try:
         from researcher.notify.services import named, notifier_of
     except ModuleNotFoundError as error:
@@ -204,10 +210,14 @@ def _services() -> list[Row]:
         else:
             rows.append((f"notify: {name}", True, f"its address is set; `researcher notify {name}` sends a test"))
     return rows or [
-        ("notify", True, "nobody; RESEARCHER_NOTIFY_SLACK=<apprise URL> would make SLACK a name for `notify`")
+        ("notify", True, "no service; set RESEARCHER_NOTIFY_SLACK=<apprise URL>, for example, to use SLACK in `notify`")
     ]
 
 
 def _model() -> Row:
     cached = [folder.name for folder in cached_models()]
-    return "models", True, ", ".join(cached) or "none yet; `swarm models get smollm2-135m` (a study does it by itself)"
+    return (
+        "models",
+        True,
+        ", ".join(cached) or "none yet; `swarm models get smollm2-135m` (a study does this automatically)",
+    )

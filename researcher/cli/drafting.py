@@ -1,6 +1,5 @@
-"""Drafting and starting studies and campaigns for the web page and for MCP, by the same steps as `researcher draft`,
-`start --detach` and `campaign start --detach`.
-"""
+"""Drafts and starts studies and campaigns for the web page and MCP, with the same steps as `researcher draft`, `start --detach`
+and `campaign start --detach`."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ _REMEMBERED = 32
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A validated text with its plan, ready to be carried out."""
+    """A validated text with its plan, ready to run."""
 
     draft: Draft
     spec: StudySpec
@@ -66,10 +65,11 @@ class Ready:
 
 @dataclass(slots=True)
 class TextDrafting:
-    """`researcher.web.drafting.Drafting` over one home. A text based on the planner's draft keeps its author and sources.
+    """Implements `researcher.web.drafting.Drafting` for one home. A text based on the planner's draft keeps its author and
+    sources.
 
-    folder: base of a text's relative paths. None: texts come from anyone who reaches the page, and may only start installed
-    instruments.
+    `folder` is the base of a text's relative paths. None: texts may come from anyone who reaches the page, so they may only start
+    installed instruments.
     """
 
     home: Home
@@ -78,7 +78,7 @@ class TextDrafting:
     """The planner's newest drafts, by question."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _starting: threading.Lock = field(default_factory=threading.Lock)
-    """Serialises starts, so that the second of two simultaneous equal texts finds the first one's study."""
+    """Serializes starts, so that the second of two simultaneous equal texts finds the first one's study."""
 
     def instruments(self) -> list[str]:
         return [each.instrument.name for each in available()]
@@ -95,7 +95,7 @@ class TextDrafting:
     def outcome(
         self, topic: str, instrument: str | None, answers: Sequence[str]
     ) -> tuple[Proposed | NeedsEdit | Asked, list[LlmCall]]:
-        """The planner's outcome for a topic, and its LLM calls. Raises: PlanningRefused, UsageError."""
+        """Return the planner's outcome for a topic, and its LLM calls. Raises: PlanningRefused, UsageError."""
         topic, calls = checked_topic(topic), list[LlmCall]()
         asked = without_engine(topic)
         if instrument is not None:
@@ -140,7 +140,9 @@ class TextDrafting:
             return _checked(error, text)
 
     def ready(self, text: str, places: Places, *, runs: bool) -> Ready:
-        """The plan of the text. Nothing is recorded. runs: whether the study runs here, so that notices are sent from here.
+        """Plan the study of the text. Records nothing.
+
+        `runs`: whether the study runs here, so that notices are sent from here.
 
         Raises: PlanningRefused, with the line of each wrong setting; UsageError for its servers.
         """
@@ -160,7 +162,8 @@ class TextDrafting:
     def begin(self, ready: Ready, again: str | None = None) -> str:
         """Record the study and hand it to the daemon; returns its id.
 
-        again: advice for starting a second study with the same spec; None: start it anyway.
+        `again` is the advice in the error if an unfinished study has the same spec; None: start it anyway.
+
         Raises: UsageError for its servers, and if a study with the same spec has not ended.
         """
         options = StudyOptions(
@@ -176,21 +179,25 @@ class TextDrafting:
         return study_id
 
     def same(self, ready: Ready) -> list[StudyRecord]:
-        """Studies with this spec on this engine."""
+        """Return the studies with this spec on this engine."""
         return same_spec(self.home, ready.spec, ready.places.engine)
 
     def check_installed(self, name: str, field: str = "instrument") -> None:
-        """Without a folder, refuse other instruments: anyone who reaches the page could run code here. Raises: SpecRefused."""
+        """Without a folder, refuse instruments that are not installed, since anyone who reaches the page could run code here.
+        Raises: SpecRefused."""
         names = self.instruments()
         if self.folder is None and name not in names:
             guess = nearest(name, names)
             hint = f"did you mean {guess}?" if guess else f"there are {', '.join(names)}"
-            said = f"only installed instruments are started from here ({hint}); `researcher start` runs one in a folder"
+            said = f"only installed instruments can be started from here ({hint}); `researcher start` runs one from a folder"
             raise SpecRefused(field, said, [guess] if guess else [])
 
     def _author(self, fields: dict[str, Any]) -> tuple[Draft, list[LlmCall]]:
-        """A draft of these fields. With the question of a planner's draft it keeps the planner as author, and unchanged fields keep
-        their sources; else its author is `file`."""
+        """Turn these fields into a draft.
+
+        If the question is that of a planner's draft, the planner stays the author and unchanged fields keep their sources; else the
+        author is `file`.
+        """
         with self._lock:
             draft, calls = self._drafts.get(str(fields.get("question")), (None, []))
         if draft is None:
@@ -202,7 +209,8 @@ class TextDrafting:
 
 @dataclass(slots=True)
 class GoalDrafting:
-    """The same for goal files of campaigns. studies: drafts topics with its planner. ensure_daemon: starts a missing daemon."""
+    """Like `TextDrafting`, for goal files of campaigns. `studies` drafts topics with its planner; `ensure_daemon` starts a
+    missing daemon."""
 
     studies: TextDrafting
     ensure_daemon: Callable[[], None]
@@ -245,13 +253,13 @@ class GoalDrafting:
         return ready_goal(goal, self.studies.home, places.servers, places.engine, runs=runs)
 
     def _check_not_pursued(self, goal: CampaignGoal, places: Places) -> None:
-        """Raises: SpecRefused if a campaign with this goal has not ended."""
-        how = "stop it first, or say what this one is to find out besides"
+        """Refuse a goal that an unfinished campaign already pursues. Raises: SpecRefused."""
+        how = "stop it first, or add to the goal what this one should find out"
         check_not_pursued(self.studies.home, goal, places.engine, how)
 
 
 def _drafted(outcome: Proposed | NeedsEdit | Asked, text: Callable[[Draft, tuple[str, ...]], str]) -> Drafted:
-    """text: turns a draft, with the problems to settle first, into the text of a file."""
+    """Turn a planner's outcome into a draft for the page. `text` renders a draft, with the problems to settle first, as a file."""
     if isinstance(outcome, Asked):
         return Drafted(asks=outcome.question)
     problems = outcome.problems if isinstance(outcome, NeedsEdit) else ()
@@ -259,23 +267,25 @@ def _drafted(outcome: Proposed | NeedsEdit | Asked, text: Callable[[Draft, tuple
 
 
 def _check_places(places: Places) -> None:
-    """Raises: UsageError."""
+    """Check the servers and the engine. Raises: UsageError."""
     check_addresses(list(places.servers))
     if places.servers and places.engine == "echo":
-        raise UsageError("the engine is for a server started here, and servers are named: leave one of them out")
+        raise UsageError(
+            "the engine only applies to a server started here, and servers are named: leave one of them out"
+        )
 
 
 def _check_no_files(fields: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Keep people who only reach the page from reading this machine's files or running them. Raises: SpecRefused."""
+    """Keep people who only reach the page from reading files on this machine or running code in them. Raises: SpecRefused."""
     for name in names:
         for text in _texts(fields.get(name)):
             if names_file(text):
-                said = f"{text!r} is a function in a file, and those are started with `researcher start` alone"
+                said = f"{text!r} is a function in a file; only `researcher start` can start studies with those"
                 raise SpecRefused(name, said, [text])
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every string within a nested value."""
+    """Yield every string within a nested value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -284,7 +294,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _at(fields: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path; None if there is none."""
+    """Return the value at a dotted path; None if there is no such value."""
     value: Any = fields
     for name in path.split(".", 1):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -292,7 +302,7 @@ def _at(fields: Mapping[str, Any], path: str) -> Any:
 
 
 def _checked(error: PlanningRefused, text: str) -> Checked:
-    """The problems, each with its field if it has one."""
+    """List the problems, each with its field if it has one."""
     if not isinstance(error, SpecRefused):
         return Checked(problems=(Problem(field="", line=None, text=str(error)),))
     _, lines = read_study_text(text, Path())
@@ -313,6 +323,6 @@ def _goal_price(ready: ReadyGoal) -> str:
 def _price_text(price: Price, plan: Plan) -> str:
     (few, many), (least_s, most_s) = price.trials, price.wall_s
     trials = f"{few}" if few == many else f"{few} to {many}"
-    budget = f"at most {plan.budget.trials} trials and {duration(plan.budget.wall_s)} are spent"
+    budget = f"it spends at most {plan.budget.trials} trials and {duration(plan.budget.wall_s)}"
     least, most = duration(least_s), duration(most_s)
     return f"{trials} trials, {least if least == most else f'{least} to {most}'}; {budget}"

@@ -1,4 +1,4 @@
-"""`researcher findings`: list findings and contradictions; export and import findings as a file."""
+"""`researcher findings`: list findings and contradictions; export findings to a file and import them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from researcher.study.spec import StudySpec
 from swarm.models.catalogue import hosted_name
 
 GROUP = "RESEARCHER_GROUP"
-"""Environment variable with the group that shares findings, used without --by."""
+"""Environment variable with the name of the group that shares findings; used if --by is not given."""
 
 
 def findings_command(args: argparse.Namespace) -> int:
-    """List, export or import."""
+    """List, export or import findings."""
     if args.action == "export":
         return _export(args)
     return _import(args) if args.action == "import" else _list(args)
@@ -40,7 +40,7 @@ def findings_command(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """Filters for findings; None matches any."""
+    """Filters for findings; None matches everything."""
 
     instrument: str | None = None
     factor: str | None = None
@@ -57,7 +57,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def listed(store: Store, about: About) -> tuple[dict[str, Any], list[str]]:
-    """The findings with their contradictions, as a document and for people."""
+    """Return the matching findings and their contradictions, as a document and as lines for people."""
     found, opposed = _chosen(store, about)
     document = {
         "findings": [{**each.model_dump(mode="json"), "recomputable": each.recomputable} for each in found],
@@ -69,14 +69,14 @@ def listed(store: Store, about: About) -> tuple[dict[str, Any], list[str]]:
         lines.append(_no_match(others, about))
     elif not found:
         lines.append(
-            "no findings yet; finished studies leave them, unless they are invalid, and "
-            "`researcher findings import FILE` adds others'"
+            "no findings yet; every finished study that is valid adds some, and "
+            "`researcher findings import FILE` adds those of others"
         )
     return document, lines
 
 
 def _no_match(others: Sequence[Finding], about: About) -> str:
-    """Message for filters that match nothing, with the nearest known names."""
+    """Write the message for filters that match nothing, with the nearest known names."""
     known = {
         "instrument": {each.instrument for each in others},
         "factor": {each.factor for each in others},
@@ -91,12 +91,12 @@ def _no_match(others: Sequence[Finding], about: About) -> str:
 
 
 def _is_about(finding: Finding, model: str) -> bool:
-    """Whether a finding is about the model, in any spelling; with a fingerprint, about these weights alone."""
+    """True if a finding is about the model, in any spelling; a name with a fingerprint matches only these weights."""
     return model in finding.models or ("@" not in model and hosted_name(model) in map(hosted_name, finding.models))
 
 
 def _chosen(store: Store, about: About) -> tuple[list[Finding], list[Contradiction]]:
-    """The findings that match, and the contradictions that involve them."""
+    """Return the findings that match, and the contradictions that involve them."""
     everything = store.findings.all()
     wanted = {name: getattr(about, name) for name in ("instrument", "factor")}
     chosen = [
@@ -118,7 +118,7 @@ def _lines(finding: Finding) -> list[str]:
     checked = f"researcher verify {finding.study_id}" if finding.recomputable else f"ask {finding.origin}"
     return [
         told_of(finding),
-        f"    {when(finding.at)}{whose}; plan {finding.plan_hash[:16]}, to check it: {checked}",
+        f"    {when(finding.at)}{whose}; plan {finding.plan_hash[:16]}; to check it: {checked}",
     ]
 
 
@@ -130,7 +130,7 @@ def _contradiction_lines(found: Contradiction, store: Store) -> list[str]:
 
 
 def command_of(found: Contradiction, store: Store) -> str:
-    """The command that starts the replication: with the options of a recorded spec, else with the question."""
+    """Return the command that starts the replication: with the options of a recorded spec if there is one, else with the question."""
     replication = found.replication
     own = [each.study_id for each in (found.one, found.other) if each.recomputable]
     specs = [
@@ -162,12 +162,12 @@ def _as_json(found: Contradiction, store: Store) -> dict[str, object]:
 def _export(args: argparse.Namespace) -> int:
     by = args.by or os.environ.get(GROUP)
     if not by:
-        raise UsageError(f"say whose findings these are: --by 'Our group', or set {GROUP}")
+        raise UsageError(f"say whose findings these are: give --by 'Our group', or set {GROUP}")
     chosen, _ = _chosen(open_home().store, About.of(args))
     own = [each for each in chosen if args.all or each.recomputable]
     file = Path(args.file)
     if args.file != "-" and file.exists() and not args.force:
-        raise UsageError(f"{file} exists; choose another name, or --force")
+        raise UsageError(f"{file} exists; choose another name, or add --force")
     try:
         text = written(own, by)
     except ValueError as error:
@@ -176,7 +176,7 @@ def _export(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return DONE
     write_atomically(file, text.encode())
-    text = f"{file}: {len(own)} findings by {by}; others take them with `researcher findings import {file.name}`"
+    text = f"{file}: {len(own)} findings by {by}; others add them with `researcher findings import {file.name}`"
     return answer(args.json, {"file": str(file.resolve()), "findings": len(own), "by": by}, text)
 
 
@@ -209,4 +209,4 @@ def _text(file: str) -> str:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is not text in UTF-8") from error
+        raise UsageError(f"{file} is not UTF-8 text") from error

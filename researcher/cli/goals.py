@@ -1,4 +1,4 @@
-"""A campaign from its goal to its record, for `researcher campaign start` and the web page."""
+"""Checks goals and records their campaigns, for `researcher campaign start` and the web page."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from researcher.study.plan import Plan
 class ReadyGoal:
     """A goal whose campaign can start.
 
-    aims, folders: of each instrument, in order; a folder is None for an instrument of the repository. first: its first study;
-    None if an LLM leads, which proposes one later.
+    `aims` and `folders` have an entry for each instrument, in order; a folder is None for an instrument of this repository. `first`
+    is the first study; None if an LLM leads, because it proposes the first study later.
     """
 
     goal: CampaignGoal
@@ -43,16 +43,16 @@ class ReadyGoal:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The goal and its aims as they are recorded. others: aims on further instruments."""
+        """The goal and its aims as they are recorded. `others` holds the aims on further instruments."""
         aim, *others = (aim.model_dump(mode="json") for aim in self.aims)
         return {"goal": self.goal.document(), "aim": aim, "others": others}
 
     def lines(self) -> list[str]:
-        """The levels to try and the first study, as lines for people."""
+        """List the levels to try and the first study, as lines for people."""
         plan = None if self.first is None else Plan.model_validate_json(self.first.plan or "")
         lines = [*engine_lines(plan, self.options.engine), f"goal: {self.goal.goal}"]
         for aim in self.aims:
-            lines.append(f"{aim.metric} of {aim.instrument} is to {aim.direction} by {aim.margin:g} or more")
+            lines.append(f"{aim.metric} of {aim.instrument} should {aim.direction} by {aim.margin:g} or more")
             for factor in aim.factors:
                 levels = ", ".join(map(level_text, factor.levels))
                 lines.append(f"  {factor.name}: {levels} (default {level_text(factor.default)})")
@@ -66,7 +66,7 @@ def _first_lines(first: Judged | None) -> list[str]:
 
 
 def price_text(first: Judged) -> str:
-    """The cost of the first study, in words."""
+    """Describe the cost of the first study."""
     least, most = first.trials
     trials = str(least) if least == most else f"{least} to {most}"
     return f"{trials} trials, about {first.cost_s / 60:.0f} min of trials"
@@ -81,10 +81,13 @@ def ready_goal(
     max_parallel: int | None = None,
     runs: bool,
 ) -> ReadyGoal:
-    """Check a goal. Nothing is recorded. home: None before there is a database. runs: whether the campaign runs here, so that
-    its notices are sent from here.
+    """Check a goal. Records nothing.
 
-    Raises: PlanningRefused; SpecRefused for all wrong fields, or if the budget pays for no first study.
+    Args:
+        home: None if there is no database yet.
+        runs: whether the campaign runs here, so that its notices are sent from here.
+
+    Raises: PlanningRefused; SpecRefused for all wrong fields, or if the budget is too small for a first study.
     """
     own_ideas = campaign_llm(goal) is None  # refuse bad LLM settings here, not in the worker
     refusals, timetable, folders, aims = Refusals(), None, list[InstrumentFolder](), tuple[Aim, ...]()
@@ -119,7 +122,7 @@ def _first(
     goal: CampaignGoal,
     aims: Sequence[Aim],
 ) -> Judged:
-    """The study with which the campaign would begin."""
+    """Plan the study that would begin the campaign."""
     from researcher.campaign.planning import CampaignPlanner, first_step
     from researcher.cli.campaign_worker import planner_of
     from researcher.environments import drawn_once, rehearsed
@@ -134,14 +137,14 @@ def _first(
 
 
 def check_not_pursued(home: Home, goal: CampaignGoal, engine: str, how: str) -> None:
-    """how: advice for starting another one anyway. Raises: SpecRefused if a campaign with this goal has not ended."""
+    """Refuse a goal that an unfinished campaign already pursues. `how` says how to start another one anyway. Raises: SpecRefused."""
     for other in home.store.campaigns.all():
         if not other.status.ended and other.goal == goal.document() and other.options.engine == engine:
-            raise SpecRefused("goal", f"{other.id} pursues this goal already; {how}")
+            raise SpecRefused("goal", f"{other.id} already pursues this goal; {how}")
 
 
 def record_campaign(home: Home, ready: ReadyGoal, *, carried: bool) -> str:
-    """Record the campaign; returns its id. carried: whether the daemon carries it out."""
+    """Record the campaign; returns its id. `carried`: whether the daemon runs it."""
     schedule = {"timetable": ready.timetable.model_dump(mode="json"), "carried": carried}
     joined = [joining(aim, folder) for aim, folder in zip(ready.aims[1:], ready.folders[1:], strict=True)]
     return home.store.campaigns.create(ready.document["goal"], ready.document["aim"], ready.options, schedule, joined)

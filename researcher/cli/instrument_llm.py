@@ -1,4 +1,4 @@
-"""The configured LLM that repairs and writes instruments: which one, and its limits."""
+"""Configures the LLM that repairs and writes instruments, and sets its limits."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 _ANSWER_TOKENS = 16_384
-"""Answer limit for a repaired version, which holds whole files."""
+"""Maximum answer length for a repaired version, in tokens; large because the answer holds whole files."""
 _HURRY_S = 60.0
-"""Time limit of an opinion."""
+"""Time limit for an LLM's opinion."""
 
 Tell = Callable[[str], None]
 
@@ -40,10 +40,9 @@ Tell = Callable[[str], None]
 def repairer_of(
     home: Home, store: Store, study_id: str, plan: Plan, folder: InstrumentFolder, clock: Clock, tell: Tell
 ) -> Repairer:
-    """The study's repairer, with a person's repair taken up.
+    """Return the study's repairer, after adopting any repair that a person made.
 
-    Raises: UsageError when that repair cannot be used; InstrumentChanged; PlanningRefused if the instrument's
-    packages are missing.
+    Raises: UsageError if that repair cannot be used; InstrumentChanged; PlanningRefused if the instrument's packages are missing.
     """
     options = store.studies.get(study_id).options
     repairer = Repairer(
@@ -60,14 +59,14 @@ def repairer_of(
     try:
         repairer.by_hand()
     except Unfit as error:
-        raise UsageError(f"the mended instrument cannot be used: {error}") from error
+        raise UsageError(f"the repaired instrument cannot be used: {error}") from error
     return repairer
 
 
 def helpers(
     store: Store, study_id: str, options: StudyOptions, clock: Clock, tell: Tell, environ: Mapping[str, str]
 ) -> Helpers:
-    """The configured LLM, if the study permits it. Its tokens and cost count with those of the study's planning."""
+    """Return the configured LLM for repairs, if the study permits them. Its tokens and cost count with those of planning the study."""
     if not options.repairs:
         return Helpers(why_none="the study permits no repairs (--repairs 0)")
     settings = llm_settings(environ)
@@ -90,11 +89,14 @@ def helpers(
 
 
 MODEL = "smollm2-135m"
-"""Model that a new instrument trains unless the topic names another."""
+"""Default model of a new instrument, unless the topic names another."""
 
 
 def settings_for_writing() -> LlmSettings:
-    """Raises: UsageError if no LLM is configured; PlanningRefused for an invalid setting."""
+    """Return the LLM settings for writing an instrument.
+
+    Raises: UsageError if no LLM is configured; PlanningRefused for an invalid setting.
+    """
     settings = llm_settings(os.environ)
     if settings is None:
         raise UsageError(
@@ -117,22 +119,26 @@ async def new_instrument(
 ) -> InstrumentFolder:
     """Have an LLM write an instrument for the topic.
 
-    calls: LLM calls so far, counted against the caps of the settings. keep: receives each new one. Raises: PlanningRefused.
+    `calls` are the LLM calls so far, which count toward the limits in `settings`. `keep` receives each new call.
+
+    Raises: PlanningRefused.
     """
     purse = Purse.of(calls)
     asker = Asker(endpoint or OpenAIEndpoint(settings), settings, SystemClock(), keep=keep, tell=tell, purse=purse)
-    tell(f"asking {settings.model} to write an instrument; what it writes runs {sandbox().words}")
+    tell(f"asking {settings.model} to write an instrument; its code runs {sandbox().words}")
     llm = Llm(asker, settings.model, settings.answer_tokens)
     found = await write_instrument(topic, llm, home.root / "instruments", model, tell)
-    tell(f"{found.instrument.name} was written to {found.path}; read it before you approve it")
+    tell(f"wrote {found.instrument.name} to {found.path}; read it before you approve it")
     return found
 
 
 def writer_of(
     home: Home, goal: CampaignGoal, settings: LlmSettings | None, tell: Tell, endpoint: Endpoint | None = None
 ) -> InstrumentWriter | None:
-    """The instrument writer of a campaign; None without an LLM. settings: of the LLM that leads it, or None. endpoint None:
-    the configured one."""
+    """Return the instrument writer of a campaign; None without an LLM.
+
+    `settings` belong to the LLM that leads the campaign, or None. `endpoint` defaults to the configured one.
+    """
     if settings is None:
         return None
     # Imported here: LangGraph takes seconds to load, and studies never need it.
@@ -164,5 +170,5 @@ def writer_of(
 
 
 def _for_code(settings: LlmSettings) -> LlmSettings:
-    """The settings with answers long enough for a program."""
+    """Return the settings with a token limit large enough for a program."""
     return settings.changed(answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))

@@ -1,4 +1,4 @@
-"""`researcher instruments`: list what can be asked; check an instrument; install its packages."""
+"""`researcher instruments`: list the instruments, check one, or install its packages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_CHOICES = 8
 
 
 def instruments_command(args: argparse.Namespace) -> int:
-    """List all instruments, a line each, then what they share; with a name or folder, describe that one."""
+    """List all instruments, one per line, then what they share. With a name or folder, describe that instrument."""
     if args.check or args.install:
         return _tend(open_instrument(args.check or args.install), args)
     found, lines = shown(args.name)
@@ -37,7 +37,7 @@ def instruments_command(args: argparse.Namespace) -> int:
 
 
 def shown(name: str | None) -> tuple[list[Instrument], Iterator[str]]:
-    """The instrument of this name or folder, or all of them, and their description. Raises: PlanningRefused."""
+    """Return the instrument with this name or folder, or all of them, and a description. Raises: PlanningRefused."""
     if name is not None:
         instrument = open_instrument(name).instrument
         return [instrument], _one(instrument, name)
@@ -46,7 +46,7 @@ def shown(name: str | None) -> tuple[list[Instrument], Iterator[str]]:
 
 
 def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
-    """Install its packages, or draw its tasks. The declaration has been read already."""
+    """Install the instrument's packages, or draw its tasks. Its declaration has already been checked."""
     if args.install:
         python = install(folder, data_dir())
         document = {"instrument": folder.instrument.name, "python": python}
@@ -61,7 +61,7 @@ def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
         say_json({"instrument": folder.instrument.name, "python": python, **found, **said})
         return DONE
     say(
-        f"{folder.instrument.name}: sound. {found['train']} train and {found['heldout']} held-out tasks drawn, none in both"
+        f"{folder.instrument.name}: sound. Drew {found['train']} train and {found['heldout']} held-out tasks; no task is in both"
     )
     for what, task in zip(("train", "held out"), found["examples"], strict=True):
         say(f"    {what:9} {task['id']}: {task['query']}")
@@ -72,13 +72,13 @@ def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
 
 
 def _task_parameters(instrument: Instrument) -> list[str]:
-    """Parameters of `tasks` that factors set."""
+    """List the parameters of `tasks` that factors set."""
     targets = [target for factor in instrument.factors for target in factor.targets]
     return [target.removeprefix("task.") for target in targets if target.startswith("task.")]
 
 
 def example(instrument: Instrument, called: str) -> str:
-    """A command line that starts a study of it. called: its name or folder."""
+    """Return a command line that starts a study of the instrument. `called` is its name or folder."""
     usual = next(factor.default for factor in instrument.factors if factor.target == LEARNING_RATE)
     rate = float(usual) or 1e-5
     data = [
@@ -92,21 +92,21 @@ def example(instrument: Instrument, called: str) -> str:
 
 def _all(instruments: Sequence[Instrument]) -> Iterator[str]:
     if not instruments:
-        yield f"No instruments are in {OWN_STUDIES}; name folders of them in RESEARCHER_STUDIES."
+        yield f"{OWN_STUDIES} has no instruments; set RESEARCHER_STUDIES to folders that have some."
     for instrument in instruments:
         yield _cut(f"{instrument.name:{_widest(instruments)}}  {instrument.title}")
     yield ""
-    yield "Every study can vary these factors; an instrument has more of its own:"
+    yield "Every study can vary these factors; each instrument adds its own:"
     yield from _whole(_factor_lines([factor for factor in shared_factors() if factor.target != STUDY_MODEL]))
     yield ""
     yield "and measure these metrics:"
     yield from _whole(_metric_lines(shared_metrics()))
     yield ""
-    yield "`researcher instruments NAME` shows one instrument: its own factors, its defaults, how to start."
+    yield "`researcher instruments NAME` shows one instrument: its own factors, its defaults, and how to start."
 
 
 def _one(instrument: Instrument, called: str) -> Iterator[str]:
-    """Features of this instrument, its defaults, and how to start. At most one screen."""
+    """Describe the instrument: its features, its defaults, and how to start. Fits on one screen."""
     shared = {factor.name for factor in shared_factors()}
     own = [factor for factor in instrument.factors if factor.name not in shared]
     yield _cut(f"{instrument.name} {instrument.version}: {instrument.title}")
@@ -115,8 +115,8 @@ def _one(instrument: Instrument, called: str) -> Iterator[str]:
     )
     yield f"  Trains {instrument.model} unless --model names another."
     for name, role in instrument.roles.items():
-        yield f"  Trains {role.model or instrument.model} beside it as {name}, on a server of its own."
-    yield "Factors of its own"
+        yield f"  Also trains {role.model or instrument.model} as {name}, on a separate server."
+    yield "Its own factors"
     yield from map(_cut, _factor_lines(own)) if own else ["  none"]
     yield "Metrics"
     yield from map(_cut, _metric_lines([metric for metric in instrument.metrics if not metric.on_request]))
@@ -124,7 +124,7 @@ def _one(instrument: Instrument, called: str) -> Iterator[str]:
         yield _cut(f"  on request: {', '.join(asked)}")
     yield "Defaults"
     yield from _wrapped(_defaults(instrument))
-    yield "Every run can vary (`researcher instruments` says what they mean)"
+    yield "Every run can vary (`researcher instruments` explains these)"
     yield from _wrapped(", ".join(f.name for f in instrument.factors if f.name in shared and f.target != STUDY_MODEL))
     yield "Start"
     yield f"  {example(instrument, called)}"
@@ -136,7 +136,7 @@ def _defaults(instrument: Instrument) -> str:
     run = [f"{path}={level_text(value) if isinstance(value, Scalar) else value}" for path, value in leaves(usual.run)]
     return (
         f"{usual.metric} decides; {usual.steps} steps, {seeds} seeds per arm, {usual.heldout_tasks} held-out tasks with "
-        f"{usual.heldout_episodes} episodes each, about {usual.trial_s:g} s a trial on two cores; {', '.join(run)}"
+        f"{usual.heldout_episodes} episodes each, about {usual.trial_s:g} s per trial on two cores; {', '.join(run)}"
     )
 
 
@@ -172,7 +172,7 @@ def _cut(line: str) -> str:
 
 
 def _range(factor: Factor) -> str:
-    """The levels that a factor may take, in words."""
+    """Describe the levels that a factor may take."""
     if factor.low is not None and factor.high is not None:
         return f"{number_text(factor.low)} to {number_text(factor.high)}"
     if factor.choices:
@@ -188,16 +188,16 @@ _ANSWERS = ["", "7", "I think the answer is 42."]
 
 
 async def check_reported(folder: InstrumentFolder, python: str) -> str | None:
-    """Values that rehearsed episodes report, in words; None if no metric uses reported values.
+    """Describe the values that rehearsed episodes report; None if no metric uses reported values.
 
-    Raises: PlanningRefused when a rewarded episode lacks one.
+    Raises: PlanningRefused if a rewarded episode lacks one.
     """
     instrument = folder.instrument
     names = sorted({metric.reported_as for metric in instrument.metrics if metric.kind == "outcome"})
     if not names:
         return None
     if instrument.roles:
-        return f"not checked whether its episodes report {', '.join(names)}: a rehearsal cannot stand in for a team"
+        return f"not checked whether its episodes report {', '.join(names)}: a rehearsal cannot play a team's episodes"
     request = RehearsalRequest(
         folder=str(folder.path), workflow=instrument.workflow, parameters=instrument.defaults.task, answers=_ANSWERS
     )
@@ -207,17 +207,17 @@ async def check_reported(folder: InstrumentFolder, python: str) -> str | None:
         raise PlanningRefused(f"{instrument.name}: {error}") from error
     ended = [each for each in found.played if each.ended]
     if not ended:
-        why = found.error or next((each.error for each in found.played if each.error), "none came to a reward")
+        why = found.error or next((each.error for each in found.played if each.error), "none reached a reward")
         raise PlanningRefused(
-            f"{instrument.name}: no rehearsed episode ended, so nobody knows what they report: "
+            f"{instrument.name}: no rehearsed episode ended, so it is unknown what they report: "
             f"{why.strip().rpartition(chr(10))[2]}"
         )
     for name in names:
         lacking = sum(name not in each.metrics for each in ended)
         if lacking:
             raise PlanningRefused(
-                f"{instrument.name} has a metric of {name!r}, and {lacking} of {len(ended)} rehearsed episodes do not report it: "
-                f"have every rollout return Outcome(…, metrics={{{name!r}: …}}), or take the metric out of the declaration",
+                f"{instrument.name} has a metric of {name!r}, but {lacking} of {len(ended)} rehearsed episodes do not report it: "
+                f"have every rollout return Outcome(…, metrics={{{name!r}: …}}), or remove the metric from the declaration",
                 [name],
             )
     return f"{len(ended)} rehearsed episodes report {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""`researcher mcp`: the commands as tools for coding agents, over standard input and output or over HTTP."""
+"""`researcher mcp`: offers the commands as tools to coding agents, over standard input and output or over HTTP."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _HOST, _PORT = "127.0.0.1", 8644
 
 
 def mcp_command(args: argparse.Namespace) -> int:
-    """Serve until the agent disconnects, or, over HTTP, until interrupted."""
+    """Serve until the agent disconnects or, over HTTP, until interrupted."""
     given = [f"--{name.replace('_', '-')}" for name in _OF_HTTP if getattr(args, name) is not None]
     given += ["--json"] if args.json else []
     if given and not args.http:
-        raise UsageError(f"only with --http: {', '.join(given)}; add --http, or leave this out")
+        raise UsageError(f"{', '.join(given)} only works with --http; add --http, or leave this out")
     logs.configure("WARNING")
     home = open_home()
     drafting = TextDrafting(home, folder=None if args.http else Path.cwd())
@@ -39,7 +39,7 @@ def mcp_command(args: argparse.Namespace) -> int:
         else:
             if sys.stdin.isatty():
                 sys.stderr.write(
-                    "an agent starts this and speaks to it here; for agents elsewhere: --http. Ctrl-C ends it\n"
+                    "an agent starts this command and talks to it over stdin and stdout; remote agents need --http. Ctrl-C ends it\n"
                 )
             serve_stdio(create_server(research))
     finally:

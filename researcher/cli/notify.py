@@ -1,4 +1,4 @@
-"""`researcher notify`: test whether notices arrive."""
+"""`researcher notify`: send a test notice."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from researcher.notify.services import NotSent, notifier_of
 
 
 def notify_command(args: argparse.Namespace) -> int:
-    """Send a test notice to one service, or say why it was not accepted."""
+    """Send a test notice to one service, or say why the service did not accept it."""
     notifier = notifier_of(args.name, os.environ)
     notice = Notice(
         kind=NoticeKind.TEST,
         subject_id="test",
         key=f"test/{SystemClock().now():.0f}",
         title="A test of researcher",
-        body=f"Studies with `notify: [{args.name}]` will tell you here what happens to them.",
+        body=f"Studies with `notify: [{args.name}]` will send their notices here.",
     )
     try:
         notifier.send(notice)

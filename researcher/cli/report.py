@@ -27,7 +27,7 @@ def report_command(args: argparse.Namespace) -> int:
 
 
 def write(home: Home, study_id: str) -> dict[str, str]:
-    """Write the report from the records; returns its files. Raises: LeaseHeld while a process works on the study."""
+    """Write the report from the records and return its files. Raises: LeaseHeld while a process works on the study."""
     from researcher.conduct import report  # imports everything that runs studies, which `verify` does not need
 
     with owned_now(home.store, study_id) as store:
@@ -35,12 +35,12 @@ def write(home: Home, study_id: str) -> dict[str, str]:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Paths of the report in this study folder, whether or not it has been written."""
+    """Return the report's paths in this study folder, whether or not it has been written."""
     return {"markdown": str(folder / "report.md"), "html": str(folder / "report.html")}
 
 
 def verify_command(args: argparse.Namespace) -> int:
-    """Recompute every claim; on a difference, name the claim and return 1."""
+    """Recompute every claim. If any differ, name them and return 1."""
     home = open_home()
     document, lines = verified(home, home.store.studies.resolve(args.study))
     with read_or_not():
@@ -49,7 +49,7 @@ def verify_command(args: argparse.Namespace) -> int:
 
 
 def verified(home: Home, study_id: str) -> tuple[dict[str, Any], list[str]]:
-    """The result of recomputing every claim, as a document and as lines. Raises: NotFound without a report."""
+    """Recompute every claim, and return the result as a document and as lines. Raises: NotFound without a report."""
     claims, seal = home.store.reports.claims(study_id), home.store.reports.seal(study_id)
     differences = differences_of(home, study_id)
     new_words = seal is not None and reworded(seal)
@@ -59,7 +59,7 @@ def verified(home: Home, study_id: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def differences_of(home: Home, study_id: str) -> list[Difference]:
-    """All differences between a study's report and its records. Raises: NotFound without a report."""
+    """List all differences between a study's report and its records. Raises: NotFound without a report."""
     claims, reported = home.store.reports.claims(study_id), home.store.reports.files(study_id)
     if not claims and not reported:
         raise NotFound(f"{study_id} has no report to verify yet; `researcher status {study_id}` says how it is doing")
@@ -70,15 +70,15 @@ def differences_of(home: Home, study_id: str) -> list[Difference]:
 def _lines(differences: Sequence[Difference], study_id: str, claims: int, *, reworded: bool) -> Iterator[str]:
     yield from map(str, differences[:_SHOWN])
     if len(differences) > _SHOWN:
-        yield f"... and {len(differences) - _SHOWN} more, which follow from these; --json shows all"
+        yield f"... and {len(differences) - _SHOWN} more that follow from these; --json shows all"
     verdict = f"{len(differences)} differ" if differences else "all recompute"
     yield f"{study_id}: {claims} claims, {verdict}"
     if reworded and differences:
-        yield "another version of researcher concluded the study: verdicts and what follows from them may differ for that alone"
+        yield "a different version of researcher concluded the study, which alone may change verdicts and what follows from them"
     elif reworded:
-        yield f"another version of researcher worded it; `researcher report {study_id}` words it as this one does"
+        yield f"a different version of researcher worded this report; `researcher report {study_id}` rewrites it with this version"
 
 
 def _own_copy(folder: Path, recorded: Path) -> Path:
-    """The report file in this home's own folder; a moved home recorded other paths."""
+    """Return the report file in this home's own folder, since a moved home has recorded other paths."""
     return folder / recorded.name if folder.is_dir() else recorded

@@ -1,4 +1,4 @@
-"""From the command line to a draft spec: from a study file, a topic for the planner, or options alone."""
+"""Turns the command line into a draft spec: a study file, a topic for the planner, or only options."""
 
 from __future__ import annotations
 
@@ -42,43 +42,41 @@ _OPTIONS = {
     "schedule.windows": "--window",
     "schedule.days": "--days",
 }
-"""Options whose name differs from the field that they set."""
+"""Options whose names differ from the fields that they set."""
 _SENTENCES = re.compile(r"(?<=[.!?;])\s+|\n\s*\n\s*")
 _LEFT_AS_IT_IS = re.compile(
     r"\?\s*$|\b(?:not|never|no|cannot|\w+n['’]?t|without|avoid|rather|instead|unlike)\b", re.IGNORECASE
 )
-"""Questions and negations: they may mention the engine without asking for one."""
+"""Matches questions and negations: they may mention the engine without asking for it."""
 _ECHO = re.compile(
     r"""
     (?:
         (?: (?:^|\s*[,:(\n])\s*(?:(?:and|then|please)\s+)* | \s+(?:(?:and|then|please)\s+)+ )
-        (?:use|run(?:\s+(?:it|this|that|them))?\s+(?:on|with))\s+     # an order of its own
+        (?:use|run(?:\s+(?:it|this|that|them))?\s+(?:on|with))\s+     # a separate instruction
       | (?:^|\s*[,:(\n])\s*(?:on|with|using)\s+
-      | (?<!\band)(?<!\bor)\s+(?:on|using)\s+                        # of what stands before it
+      | (?<!\band)(?<!\bor)\s+(?:on|using)\s+                        # belongs to what precedes it
     )
     (?:the\s+)?echo[\s-]engine(?:\s+please)?\s*\)?(?=\s*(?:[.,;:!)]|\n|$))
   | (?:^|\s*[,:(]|\s)\s*(?:with\s+)?--engine[\s=]+echo\s*\)?(?=\s*(?:[.,;:!)]|\n|$))
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-ECHO_APART = (
-    "The echo engine is chosen where the study is started, not in its file: `--engine echo`, over MCP `engine: echo`."
-)
+ECHO_APART = "The echo engine is chosen when the study is started, not in its file: use `--engine echo`, or `engine: echo` over MCP."
 _BARE = re.compile(r"[0-9]+(\.[0-9]+)?")
 Teller = Callable[[str], None]
 
 
 class DraftToEdit(PlanningRefused):
-    """The planner has a draft that a person must finish. text: the draft as a study file."""
+    """Raised when the planner has a draft that a person must finish. `text` is the draft as a study file."""
 
     def __init__(
         self, draft: Draft, problems: tuple[str, ...], knowledge: Knowledge, *, servers: int, file: str | None
     ) -> None:
-        """servers: trials at once. file: path for the draft; None: it is not written."""
+        """`servers` is the number of trials that run at the same time. `file` is the path for the draft; None if it is not written."""
         said = " ".join(f"{each.rstrip('.')}." for each in problems)
-        then = "Keep the draft in a file (`researcher draft ... -o study.yaml`), edit it, and start that"
+        then = "Save the draft to a file (`researcher draft ... -o study.yaml`), edit it, and start that file"
         if file is not None:
-            then = f"{file} has the draft: edit it, or start it as it is where these words change nothing"
+            then = f"The draft is in {file}: edit it, or start it as it is if these remarks change nothing"
         super().__init__(f"{said} {then}")
         self.text = study_text(draft, problems)
         self.fields = draft.fields
@@ -88,7 +86,7 @@ class DraftToEdit(PlanningRefused):
 
 
 class QuestionOpen(Exception):
-    """The planner needs an answer before it can continue, and nobody is at the terminal."""
+    """Raised when the planner needs an answer before it can continue, and nobody is at the terminal."""
 
     def __init__(self, question: str) -> None:
         super().__init__(f"the planner asks: {question} Answer with --answer TEXT")
@@ -104,10 +102,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What a home knows that plans need.
+    """What planning needs from a home.
 
-    known: findings of earlier studies; findings on the echo engine, which trains nothing, are only shown to studies on it.
-    paces: durations of earlier trials on the servers of this request.
+    `known` are findings of earlier studies. Findings on the echo engine, which trains nothing, are only used for studies on that
+    engine. `paces` are durations of earlier trials on the servers of this request.
     """
 
     home: Home | None
@@ -116,7 +114,7 @@ class Knowledge:
 
     @classmethod
     def of(cls, home: Home | None, servers: list[str], engine: str) -> Self:
-        """home: None before there is a database."""
+        """Collect what a home knows. `home` is None if there is no database yet."""
         if home is None:
             return cls(None, [], [])
         on_echo = engine == "echo"
@@ -124,9 +122,9 @@ class Knowledge:
         return cls(home, known, paces_on(home.store, servers, "echo" if on_echo else "local"))
 
     def kept(self, reference: str) -> PlanModel:
-        """The model that the trial STUDY/TRIAL has trained. Raises: SpecRefused."""
+        """Return the model that the trial STUDY/TRIAL trained. Raises: SpecRefused."""
         if self.home is None:
-            raise SpecRefused("start_from", f"there are no studies here yet, so none has kept {reference}")
+            raise SpecRefused("start_from", f"there are no studies here yet, so there is no kept model {reference}")
         from researcher.kept_models import kept_model
 
         return kept_model(self.home, reference)
@@ -134,7 +132,7 @@ class Knowledge:
 
 @dataclass(slots=True)
 class Asking:
-    """Turns one request into a draft. calls: LLM calls so far; new ones are appended."""
+    """Turns one request into a draft. `calls` are the LLM calls so far; new ones are appended."""
 
     args: argparse.Namespace
     home: Home | None
@@ -146,7 +144,7 @@ class Asking:
         self.knowledge = Knowledge.of(self.home, servers, engine)
 
     def wanted(self) -> Wanted:
-        """The draft of the request. Raises: UsageError, PlanningRefused (DraftToEdit if there is a draft), QuestionOpen."""
+        """Return the draft of the request. Raises: UsageError, PlanningRefused (DraftToEdit if there is a draft), QuestionOpen."""
         args, edits = self.args, edits_of(self.args)
         given = [bool(args.file), args.topic is not None, bool(edits.keys() & {"compare", "arms"} or _several(edits))]
         if args.file and args.topic is not None:
@@ -158,23 +156,23 @@ class Asking:
         if args.topic is not None:
             draft = edited(self._planned(topic_of(args.topic), edits), edits)
             if edits.keys() & {"compare", "arms"} or _several(edits):
-                said = "What the topic compares, where it is something else: the options say what is compared."
+                said = "What the topic compares, if it differs: the options decide what is compared."
                 draft = replace(draft, uncovered=(*draft.uncovered, said))
             return Wanted(draft)
         if args.answer:
-            raise UsageError("--answer answers a planner's question about --topic; leave it out")
+            raise UsageError("--answer is for a planner's question about --topic; leave it out")
         if not any(given):
             raise UsageError(
-                "nothing says what to study: give a study file, --topic TEXT, or --instrument NAME --vary FACTOR=A,B"
+                "no study requested: give a study file, --topic TEXT, or --instrument NAME --vary FACTOR=A,B"
             )
         if "instrument" not in edits:
             names = ", ".join(each.instrument.name for each in available())
-            raise UsageError(f"--vary, --arm and --model need --instrument NAME beside them; there are: {names}")
+            raise UsageError(f"--vary, --arm and --model also need --instrument NAME; choose one of: {names}")
         fields = {"question": question_of(edits), **edits}
         return Wanted(Draft(fields=fields, sources=marked(edits, "flag"), author="options"))
 
     def _planned(self, topic: str, edits: dict[str, Any]) -> Draft:
-        """The planner's draft. Raises: UsageError if the topic asks for an engine but no option does."""
+        """Return the planner's draft. Raises: UsageError if the topic asks for an engine but no option does."""
         asked = without_engine(topic)
         if asked == topic:
             return self._proposed(topic, edits)
@@ -185,7 +183,7 @@ class Asking:
         return draft if engine == "echo" else replace(draft, uncovered=(*draft.uncovered, ECHO_APART))
 
     def _proposed(self, topic: str, edits: dict[str, Any]) -> Draft:
-        """The planner's draft of the topic; its questions go to the terminal."""
+        """Return the planner's draft of the topic, asking its questions at the terminal."""
         import asyncio
 
         name = edits.get("instrument")
@@ -218,8 +216,9 @@ class Asking:
 
 
 def planner_of(which: str | None, calls: list[LlmCall], tell: Teller, *, durable: bool) -> Planner:
-    """The LLM planner if one is configured and wanted, else the matcher. calls: new ones are appended. durable: keep the
-    conversation's checkpoints in the database.
+    """Return the LLM planner if one is configured and wanted, else the matcher.
+
+    `calls` receives new LLM calls. `durable`: keep the conversation's checkpoints in the database.
 
     Raises: PlanningRefused.
     """
@@ -249,7 +248,7 @@ def planner_of(which: str | None, calls: list[LlmCall], tell: Teller, *, durable
 
 
 def _draft_in(outcome: Proposed | Declined) -> Draft:
-    """The draft of a planner's outcome. Raises: PlanningRefused."""
+    """Return the draft of a planner's outcome. Raises: PlanningRefused."""
     if isinstance(outcome, Proposed):
         return outcome.draft
     instead = f" Nearest: {', '.join(outcome.nearest[:MOST_NAMES])}." if outcome.nearest else ""
@@ -257,14 +256,14 @@ def _draft_in(outcome: Proposed | Declined) -> Draft:
 
 
 def campaign_llm(goal: CampaignGoal) -> LlmSettings | None:
-    """Settings of the LLM that leads the campaign; None: the built-in strategist leads. Raises: PlanningRefused."""
+    """Return the settings of the LLM that leads the campaign; None if the built-in strategist leads. Raises: PlanningRefused."""
     from researcher.llm.endpoint import llm_settings
 
     settings = None if goal.strategist == "builtin" else llm_settings(os.environ)
     if settings is None and goal.strategist == "llm":
         raise PlanningRefused(
             "strategist: llm needs an LLM, and none is configured here; set RESEARCHER_LLM_MODEL and RESEARCHER_LLM_API_KEY or "
-            "RESEARCHER_LLM_BASE_URL, or say strategist: builtin"
+            "RESEARCHER_LLM_BASE_URL, or set strategist: builtin"
         )
     unpriced = settings is not None and settings.price_in is None and settings.price_out is None
     if unpriced and goal.budget.money is not None:
@@ -276,12 +275,12 @@ def campaign_llm(goal: CampaignGoal) -> LlmSettings | None:
 
 
 def teller(args: argparse.Namespace) -> Teller:
-    """A function that prints progress, or nothing if the output is JSON."""
+    """Return a function that prints progress, or one that prints nothing if the output is JSON."""
     return (lambda _: None) if args.json else say
 
 
 def edits_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The spec's fields set by options, by name. Raises: UsageError."""
+    """Return the spec fields that options set, by name. Raises: UsageError."""
     edits: dict[str, Any] = {
         "instrument": args.instrument,
         "model": (args.model[0] if len(args.model) == 1 else list(args.model)) if args.model else None,
@@ -317,7 +316,7 @@ def edits_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _options_of(edits: dict[str, Any]) -> dict[str, str]:
-    """The option that set each dotted path."""
+    """Map each dotted path to the option that set it."""
     return {
         path: _OPTIONS.get(path.partition(".")[0], _OPTIONS.get(path, f"--{path.partition('.')[0].replace('_', '-')}"))
         for path in paths_of(edits)
@@ -325,12 +324,12 @@ def _options_of(edits: dict[str, Any]) -> dict[str, str]:
 
 
 def _several(edits: dict[str, Any]) -> bool:
-    """Whether several models are compared."""
+    """True if several models are compared."""
     return isinstance(edits.get("model"), list)
 
 
 def question_of(edits: dict[str, Any]) -> str:
-    """The question of a study described by options, in words."""
+    """Phrase the question of a study described by options."""
     parts = [
         f"{name} {', '.join(map(level_text, [*([each['baseline']] if 'baseline' in each else []), *each['levels']]))}"
         for name, each in edits.get("compare", {}).items()
@@ -341,7 +340,7 @@ def question_of(edits: dict[str, Any]) -> str:
 
 
 def topic_of(given: str) -> str:
-    """The topic itself, or the content of FILE for `@FILE`. Raises: UsageError."""
+    """Return the topic itself, or the content of FILE for `@FILE`. Raises: UsageError."""
     if given.startswith("@"):
         file = Path(given[1:])
         try:
@@ -349,12 +348,12 @@ def topic_of(given: str) -> str:
         except OSError as error:
             raise UsageError(f"the topic file {str(file)!r} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise UsageError(f"the topic file {str(file)!r} is not text in UTF-8") from error
+            raise UsageError(f"the topic file {str(file)!r} is not UTF-8 text") from error
     return checked_topic(given)
 
 
 def without_engine(topic: str) -> str:
-    """The topic without phrases that ask for the echo engine, which is an option and not a setting of a study."""
+    """Remove phrases that ask for the echo engine, which is an option of `start` and not a setting of the study."""
     given = _SENTENCES.split(topic.strip())
     kept = [each if _LEFT_AS_IT_IS.search(each) else _ECHO.sub("", each) for each in given]
     if kept == given:
@@ -364,34 +363,34 @@ def without_engine(topic: str) -> str:
 
 
 def checked_topic(given: str) -> str:
-    """The topic without surrounding white space. Raises: UsageError."""
+    """Strip the topic and check it. Raises: UsageError."""
     if not given.strip():
-        raise UsageError("the topic is empty; ask a question, such as those of `researcher instruments`")
+        raise UsageError("the topic is empty; ask a question; `researcher instruments` shows what can be asked about")
     if len(given.strip()) > LONGEST_TOPIC:
-        raise UsageError(f"the topic has {len(given.strip())} characters, and at most {LONGEST_TOPIC} are taken")
+        raise UsageError(f"the topic has {len(given.strip())} characters; the maximum is {LONGEST_TOPIC}")
     try:
         given.encode()
     except UnicodeEncodeError as error:
-        raise UsageError("the topic is not text in UTF-8") from error
+        raise UsageError("the topic is not UTF-8 text") from error
     return given.strip()
 
 
 def seconds(text: str) -> float:
-    """Parse `8h`, `90m`, `1h30m`, `2d`, `90s`; an option's bare number is ambiguous. Raises: UsageError."""
+    """Parse a time such as `8h`, `90m`, `1h30m`, `2d` or `90s`. A bare number is refused as ambiguous. Raises: UsageError."""
     total = duration_s(text)
     if total is None and _BARE.fullmatch(text) and float(text):
         raise UsageError(
-            f"{text!r} has no unit: write {text}s, {text}m or {text}h (in files a number alone means seconds)"
+            f"{text!r} has no unit: write {text}s, {text}m or {text}h (in files, a bare number means seconds)"
         )
     if total is None:
         raise UsageError(f"{text!r} is not a time; write 8h, 90m, 1h30m or 90s")
     if not 0 < total < float("inf"):
-        raise UsageError(f"{text!r} is not a length of time; write 8h, 90m, 1h30m or 90s")
+        raise UsageError(f"{text!r} is not a positive, finite time; write 8h, 90m, 1h30m or 90s")
     return total
 
 
 def check_addresses(urls: list[str]) -> None:
-    """Check `--server`. Raises: UsageError."""
+    """Check the addresses given with `--server`. Raises: UsageError."""
     for url in urls:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--server {url!r} is not an address; write it as http://host:8642")

@@ -1,4 +1,4 @@
-"""`researcher resume` and `researcher daemon`; runs the study of `start` here or hands it to the daemon."""
+"""`researcher resume` and `researcher daemon`. Also runs the study of `start`, here or in the daemon."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 def detach(
     home: Home, study_id: str, plan: Plan, same: list[dict[str, str]], lines: list[str], *, as_json: bool
 ) -> int:
-    """Hand the study to the daemon, and say so. same: studies with the same spec. lines: messages about them."""
+    """Hand the study to the daemon and print who runs it. `same` lists studies with the same spec; `lines` are messages about them."""
     hand_over(home, study_id, plan)
     log = home.studies / study_id / "daemon.log"
     document = {"study": study_id, "hash": plan.digest(), "log": log, "same_spec": same}
@@ -62,7 +62,7 @@ def resume_command(args: argparse.Namespace) -> int:
         return _close(_to_its_end(study_id, _wound_up(home, study_id, teller(args))), study_id, as_json=args.json)
     if study.campaign_id is not None:
         raise WrongState(
-            f"{study_id} is part of {study.campaign_id}: `researcher campaign resume {study.campaign_id}` goes on with it"
+            f"{study_id} is part of {study.campaign_id}: `researcher campaign resume {study.campaign_id}` continues it"
         )
     home.store.plans.get(study_id)
     if home.store.journal.last(study_id, "reproduces"):
@@ -77,7 +77,7 @@ def resume_command(args: argparse.Namespace) -> int:
 
 
 def _move(home: Home, study_id: str, urls: list[str]) -> None:
-    """Continue the study on these servers. Trials under way on other servers start again.
+    """Continue the study on these servers. Trials that run on other servers start over.
 
     Raises: UsageError; LeaseHeld when another process works on the study.
     """
@@ -105,7 +105,7 @@ async def _wound_up(home: Home, study_id: str, tell: Callable[[str], None]) -> O
             for line in await end_left_of(store, study_id, folder, SystemClock()):
                 tell(line)
     written = study.status is StudyStatus.DONE or (folder / "report.md").exists()
-    return Outcome(study.status, study.reason or "nothing is left to do", folder if written else None, models=models)
+    return Outcome(study.status, study.reason or "nothing left to do", folder if written else None, models=models)
 
 
 def conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = None, wait: bool = True) -> int:
@@ -119,7 +119,7 @@ def conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = Non
 
 
 def _to_its_end(study_id: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Run the study's work to its end. Raises: Interrupted; what the work raises."""
+    """Run the study's work until it ends. Raises: Interrupted; what the work raises."""
     try:
         return run_interruptibly(work)
     except KeyboardInterrupt:
@@ -127,7 +127,7 @@ def _to_its_end(study_id: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
 
 
 def run_interruptibly(work: Coroutine[Any, Any, T]) -> T:
-    """Run the work to its end. Raises: KeyboardInterrupt on Ctrl-C, SIGTERM or a closed terminal; what the work raises."""
+    """Run the work until it ends. Raises: KeyboardInterrupt on Ctrl-C, SIGTERM or a closed terminal; what the work raises."""
     try:
         return asyncio.run(_until_interrupted(work))
     except asyncio.CancelledError:
@@ -141,9 +141,8 @@ def run_interruptibly(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Handle SIGTERM like Ctrl-C: our own servers are stopped, and the study can be resumed. Also SIGHUP, unless it is
-    ignored (`nohup`). Works while this thread waits for the database, too.
-    """
+    """Handle SIGTERM like Ctrl-C: stop our own servers and leave the study resumable. Handle SIGHUP too, unless it is ignored
+    (`nohup`). This also works while this thread waits for the database."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
 
@@ -153,7 +152,7 @@ async def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
 
     def interrupted(number: int, frame: FrameType | None) -> None:
-        """Handle the signal at once, also while this thread is outside the event loop."""
+        """Handle the signal immediately, even while this thread is outside the event loop."""
         waiting.end()
         if number == signal.SIGINT and callable(interrupt):
             interrupt(number, frame)
@@ -190,25 +189,25 @@ def _tell(outcome: Outcome, study_id: str, *, as_json: bool) -> None:
         say(f"report: {outcome.report / 'report.md'}\n        {outcome.report / 'report.html'}")
         if outcome.models is not None:
             say(f"models: {outcome.models}/*/*; `swarm serve --model DIR` hosts one")
-        say("`researcher verify` recomputes every number in it; `researcher ui` shows it in a browser")
+        say("`researcher verify` recomputes every number of the report; `researcher ui` shows it in a browser")
 
 
 _GLANCE_S = 0.5
-"""How long a new daemon waits for the lock, which a check for a live daemon takes for a moment."""
+"""How long a new daemon waits for the lock, because a check for a live daemon holds it for a moment."""
 _HANDOVER_S = 5.0
 """How long a new daemon waits for an old one that may be ending."""
 
 
 def daemon_command(args: argparse.Namespace) -> int:
-    """Run until ended, or until no study is left to carry out."""
+    """Run until interrupted, or until no study is left to run."""
     logs.configure("WARNING")
     open_home().store.close()
     with only_daemon(_HANDOVER_S if args.until_idle else _GLANCE_S) as alone:
         if not alone:
-            text = "a daemon carries the studies of this data directory and database already"
+            text = "a daemon already runs the studies of this data directory and database"
             answer(args.json, {"carries": False, "reason": text}, text)
             return DONE if args.until_idle else FAILED
         asyncio.run(carry(until_idle=args.until_idle))
     if args.json:
-        say_json({"carries": False, "reason": "no study is left to carry on"})
+        say_json({"carries": False, "reason": "no study is left to run"})
     return DONE

@@ -1,4 +1,4 @@
-"""The servers of a study: given with `--server` and checked before it begins, or started on this machine."""
+"""The servers of a study: those given with `--server`, checked before it begins, or those started on this machine."""
 
 from __future__ import annotations
 
@@ -26,10 +26,14 @@ from swarm.protocol.status import ServerStatus
 
 
 def check_servers(plan: Plan, urls: list[str], seen: Mapping[str, str] | None = None, *, engine: str = "local") -> None:
-    """seen: the weights of the study's earlier trials (`weights_seen`). engine: of servers that start here, without urls.
+    """Check the servers of a plan before its study begins.
 
-    Raises: UsageError when there are too few servers for one trial, one refuses our token, two are the same, one is
-    not a swarm server, or one hosts another model than the plan trains; and when this machine has too few GPUs.
+    Args:
+        seen: weights of the study's earlier trials (`weights_seen`).
+        engine: engine of the servers that start here if `urls` is empty.
+
+    Raises: UsageError when there are too few servers for one trial, one refuses our token, two are the same, one is not a swarm
+    server, or one hosts another model than the plan trains; also when this machine has too few GPUs.
     """
     urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
     if plan.sources and not urls and not os.environ.get("SWARM_ADMIN_TOKEN"):
@@ -43,8 +47,8 @@ def check_servers(plan: Plan, urls: list[str], seen: Mapping[str, str] | None = 
     if 0 < given < needed:
         models = ", ".join(["its own model", *plan.roles])
         raise UsageError(
-            f"a trial of {plan.instrument} takes {needed} servers at once ({models}), {given} given: repeat --server, in "
-            "this order; or give none, and they are started on this machine"
+            f"a trial of {plan.instrument} needs {needed} servers ({models}), but {given} given: repeat --server in "
+            "this order; or give none to have them started on this machine"
         )
     statuses = dict(zip(urls, asyncio.run(_statuses(urls)), strict=True))
     if urls:
@@ -77,13 +81,16 @@ def _check_models(plan: Plan, statuses: Mapping[str, ServerStatus | None], seen:
         first, other = found.setdefault(model.name, (url, status))
         if other.model_fingerprint != status.model_fingerprint:
             raise UsageError(
-                f"{first} hosts {hosted(other)} and {url} hosts {hosted(status)}: all trials of {model.name} have to begin with "
-                "the same weights; give servers that host the same"
+                f"{first} hosts {hosted(other)} and {url} hosts {hosted(status)}: all trials of {model.name} must start from "
+                "the same weights; give servers that host the same ones"
             )
 
 
 def _check_each_is_hosted(models: Sequence[PlanModel], statuses: Mapping[str, ServerStatus | None]) -> None:
-    """Raises: UsageError for a model that no server hosts, unless a server that does not answer may host it."""
+    """Check that every model is hosted.
+
+    Raises: UsageError for a model that no server hosts, unless a server that does not answer may host it.
+    """
     answers = [(url, status) for url, status in statuses.items() if status is not None]
     missing = [model for model in models if all(misfit(model, *answer) for answer in answers)]
     if len(missing) <= len(statuses) - len(answers):
@@ -92,9 +99,9 @@ def _check_each_is_hosted(models: Sequence[PlanModel], statuses: Mapping[str, Se
         f"{url} hosts {hosted(status)}" if status else f"{url} does not answer" for url, status in statuses.items()
     ]
     raise UsageError(
-        f"the arms train {' and '.join(model.title for model in models)}, and no server given hosts "
-        f"{' or '.join(model.title for model in missing)} ({'; '.join(there)}): start one with {serving(missing[0])}, or give no --server, "
-        "and they take turns on this machine"
+        f"the arms train {' and '.join(model.title for model in models)}, but no given server hosts "
+        f"{' or '.join(model.title for model in missing)} ({'; '.join(there)}): start one with {serving(missing[0])}, or give no "
+        "--server to let them take turns on this machine"
     )
 
 
@@ -103,11 +110,11 @@ async def _statuses(urls: list[str]) -> list[ServerStatus | None]:
 
 
 _ANSWER_S = 3.0
-"""How long the page waits for a server's status."""
+"""How long to wait for a server's status."""
 
 
 def ask_servers(urls: Sequence[str]) -> list[ServerStatus | str]:
-    """Status of each server, or in words why it is unknown."""
+    """Return the status of each server, or the reason why it is unknown."""
 
     async def all_of_them() -> list[ServerStatus | str]:
         return list(await asyncio.gather(*map(_status_or_reason, urls)))
@@ -120,14 +127,14 @@ async def _status_or_reason(url: str) -> ServerStatus | str:
         async with asyncio.timeout(_ANSWER_S):
             found = await _status(url)
     except TimeoutError:
-        return f"it does not answer within {_ANSWER_S:g} s"
+        return f"no answer within {_ANSWER_S:g} s"
     except UsageError as error:
         return str(error)
     return "nothing answers there" if found is None else found
 
 
 async def _status(url: str) -> ServerStatus | None:
-    """The server's status; None if it does not answer now, as the study waits for it later."""
+    """Return the server's status; None if it does not answer now, because the study waits for it later."""
     async with SwarmClient(url, server_token(os.environ), patience=Patience(connect_s=0.0, later_s=0.0)) as swarm:
         try:
             return await swarm.status()
@@ -140,12 +147,12 @@ async def _status(url: str) -> ServerStatus | None:
 
 
 def starting(plan: Plan) -> str:
-    """What the study waits for at its start, in words."""
+    """Say what the study waits for when it starts."""
     if plan.models:
         return f"the swarm servers that take turns on this machine ({', '.join(each.name for each in plan.models)})"
     if not plan.roles:
         return "the swarm server that starts on this machine"
-    return f"{1 + len(plan.roles)} swarm servers that start on this machine, one after the other"
+    return f"{1 + len(plan.roles)} swarm servers that start on this machine, one after another"
 
 
 def pool_of(
@@ -157,8 +164,8 @@ def pool_of(
     clock: Clock,
     tell: Callable[[str], None] = lambda _: None,
 ) -> ServerPool:
-    """The given servers, else one to start here for each model that a trial trains. If arms differ by their model, these
-    servers take turns."""
+    """Return a pool of the given servers. Without any, one server starts here for each model that a trial trains; if arms
+    differ in their model, these servers take turns."""
     return ServerPool(
         store,
         f"study {study_id}",
@@ -179,8 +186,9 @@ async def have_models(
 ) -> None:
     """Fetch the models that our servers will host, before any of them starts.
 
-    arm: only this arm's model. tell: progress lines. Raises: ModelUnavailable, also for a folder that changed since
-    planning.
+    `arm`: fetch only this arm's model. `tell` receives progress lines.
+
+    Raises: ModelUnavailable, also for a folder that changed since planning.
     """
     if options.servers or options.engine == "echo":
         return
@@ -209,7 +217,7 @@ def _have(model: PlanModel) -> None:
     found = resolve(model.source)
     if model.fingerprint not in (None, found.fingerprint):
         raise ModelUnavailable(
-            f"{model.path} holds other weights ({found.fingerprint[:12]}) than when the study was planned ({model.title}); put "
+            f"{model.path} holds different weights ({found.fingerprint[:12]}) than when the study was planned ({model.title}); put "
             f"those back, {elsewhere}, or start a new study"
         )
 
@@ -224,31 +232,35 @@ class _Teller(logging.Handler):
 
 
 def _too_few_gpus(plan: Plan, engine: str) -> str | None:
-    """Why this machine's GPUs do not suffice for the servers that one trial takes at once; None if they do, or on a CPU."""
+    """Say why this machine's GPUs are too few for the servers of one trial; None if they suffice or the servers run on the CPU."""
     needed = 1 + len(plan.roles)
     if needed == 1 or not _on_gpus(engine) or (there := count_gpus(os.environ)) >= needed:
         return None
     return (
-        f"a trial of {plan.instrument} takes {needed} servers at once ({', '.join(['its own model', *plan.roles])}); each divides a "
-        f"whole GPU, and {there} may be used here: use a machine with {needed} GPUs, or start them by hand and give them with --server, "
-        "in this order: small models and steps may share a GPU with `swarm serve --kv-cache-gib N`, and --device cpu takes none"
+        f"a trial of {plan.instrument} needs {needed} servers at the same time ({', '.join(['its own model', *plan.roles])}); "
+        f"each takes a whole GPU, but only {there} can be used here: use a machine with {needed} GPUs, or start the servers by hand and "
+        "give them with --server, in this order. Small models with small steps can share a GPU with `swarm serve --kv-cache-gib N`, "
+        "and --device cpu needs no GPU"
     )
 
 
 def _on_gpus(engine: str) -> bool:
-    """Whether a server that starts here computes on a GPU."""
+    """True if a server that starts here computes on a GPU."""
     return engine == "local" and why_no_gpu(os.environ) is None
 
 
 def _local_servers(home: Home, study_id: str, plan: Plan, options: StudyOptions) -> list[LocalServer]:
-    """Servers to start here; none if servers were given. Each gets the plan's context length as its limit, because
-    memory for it is reserved at start; of several at once, each gets a GPU of its own.
+    """List the servers to start here; none if servers were given.
 
-    Raises: NoServersLeft if there are too few GPUs."""
+    Each server is limited to the plan's context length, because it reserves memory for that at start. Several servers that run at
+    the same time each get their own GPU.
+
+    Raises: NoServersLeft if there are too few GPUs.
+    """
     if options.servers:
         return []
     if reason := _too_few_gpus(plan, options.engine):
-        raise NoServersLeft(f"{reason}: `researcher resume {study_id}` goes on with them")
+        raise NoServersLeft(f"{reason}. Then `researcher resume {study_id}` continues the study")
     engine, longest = options.engine, plan.run.get("max_model_len")
     arguments = ("--max-model-len", str(longest)) if longest else ()
     if plan.sources:
@@ -270,5 +282,5 @@ def _local_servers(home: Home, study_id: str, plan: Plan, options: StudyOptions)
 
 
 def _on_gpu(index: int) -> tuple[str, ...]:
-    """Arguments of a server that computes on this GPU alone."""
+    """Return the arguments for a server that computes only on this GPU."""
     return "--trainer-device", f"cuda:{index}", "--inference-devices", f"cuda:{index}"

@@ -1,6 +1,6 @@
 """`researcher start` and `researcher draft`: turn a request into a spec, a frozen plan, and a study.
 
-Imports only what a dry run needs, so that it answers at once.
+Imports only what a dry run needs, so that a dry run answers quickly.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ NEW = "new"
 
 
 def start_command(args: argparse.Namespace) -> int:
-    """Plan the study, freeze it, conduct it, report it."""
+    """Plan the study, freeze the plan, conduct the study, and report it."""
     _check_places(args)
     home, calls = home_to_look_at(args), list[LlmCall]()
     folder = _written(args, home, calls) if args.instrument == NEW else None
@@ -78,12 +78,12 @@ def start_command(args: argparse.Namespace) -> int:
         return DONE
     assert home is not None
     if not args.again:
-        check_not_asked(home, same, "--again starts another beside it")
+        check_not_asked(home, same, "--again starts another one")
     return _begin(args, home, wanted.draft, spec, plan, folder, timetable, calls, same)
 
 
 def same_spec(home: Home, spec: StudySpec, engine: str) -> list[StudyRecord]:
-    """Studies here with exactly this spec on this engine and with a plan, newest first."""
+    """Return the planned studies here with exactly this spec and engine, newest first."""
     document = spec.document()
     return [
         study
@@ -96,17 +96,17 @@ def same_spec(home: Home, spec: StudySpec, engine: str) -> list[StudyRecord]:
 
 
 def check_not_asked(home: Home, same: Sequence[StudyRecord], how: str) -> None:
-    """how: advice for starting another one anyway. Raises: UsageError if one of them has not ended."""
+    """Refuse to repeat a study that has not ended. `how` says how to start another one anyway. Raises: UsageError."""
     for study in same:
         if not study.status.ended:
             who = "worked on" if home.worker(study.id) else unattended(home, study)
             raise UsageError(
-                f"{study.id} asks the same and is {study.status} ({who}): `researcher status {study.id}`; {how}"
+                f"{study.id} asks the same question and is {study.status} ({who}): `researcher status {study.id}`; {how}"
             )
 
 
 def same_lines(same: Sequence[StudyRecord]) -> list[str]:
-    """Earlier studies with the same spec, as lines for people."""
+    """Describe earlier studies with the same spec, as lines for people."""
     return [f"asked before: {study.id} has the same spec, and is {study.status}" for study in same]
 
 
@@ -115,7 +115,7 @@ def same_json(same: Sequence[StudyRecord]) -> list[dict[str, str]]:
 
 
 def draft_command(args: argparse.Namespace) -> int:
-    """Write the study file for a topic or options; 2 if a person has to finish it."""
+    """Write the study file for a topic or options. Returns 2 if a person has to finish it."""
     if args.output is not None:
         _check_output(Path(args.output), force=args.force)
     home, calls = home_to_look_at(args), list[LlmCall]()
@@ -145,11 +145,11 @@ def draft_command(args: argparse.Namespace) -> int:
 def _check_output(file: Path, *, force: bool) -> None:
     """Check the output file before a planner is asked. Raises: UsageError."""
     if file.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"drafts are written in YAML: name the file {file.with_suffix('.yaml')}")
+        raise UsageError(f"drafts are YAML: name the file {file.with_suffix('.yaml')}")
     if not file.parent.is_dir():
         raise UsageError(f"there is no folder {file.parent}")
     if file.is_dir() or (file.exists() and not force):
-        raise UsageError(f"{file} is a folder" if file.is_dir() else f"{file} exists; --force writes over it")
+        raise UsageError(f"{file} is a folder" if file.is_dir() else f"{file} exists; --force overwrites it")
 
 
 def schema_command(args: argparse.Namespace) -> int:
@@ -164,7 +164,7 @@ def schema_command(args: argparse.Namespace) -> int:
 
 
 def schema_of_study_files() -> dict[str, Any]:
-    """The JSON Schema of study files."""
+    """Return the JSON Schema of study files."""
     return _schema(StudySpec, "Study file")
 
 
@@ -174,7 +174,7 @@ def _schema(model: type[StrictModel], title: str) -> dict[str, Any]:
 
 
 def home_to_look_at(args: argparse.Namespace) -> Home | None:
-    """The home; None for a dry run or draft without a database, which must not create one."""
+    """Return the home; None for a dry run or draft without a database, since those must not create one."""
     only_looks = args.command == "draft" or args.dry_run
     if only_looks and not os.environ.get("RESEARCHER_DATABASE_URL") and not (user_data_dir() / DATABASE).exists():
         return None
@@ -185,16 +185,16 @@ def _check_places(args: argparse.Namespace) -> None:
     """Check servers, sinks and clients before anything is planned. Raises: UsageError."""
     check_addresses(args.server)
     if args.server and args.engine == "echo":
-        raise UsageError("--engine is for a server started here, and --server names others: drop one of them")
+        raise UsageError("--engine only applies to a server started here, and --server names others: drop one of them")
     if args.keep_models and args.engine == "echo":
-        raise UsageError("--keep-models: the echo engine trains no model: drop one of them")
+        raise UsageError("--keep-models with --engine echo: the echo engine trains no model; drop one of them")
     if args.keep_models and args.server:
         raise UsageError(
-            "--keep-models only works on servers that the study starts; on those of --server, export where they run: "
+            "--keep-models only works on servers that the study starts; for servers given with --server, run this where they run: "
             "`swarm models export RUN --to DIR`"
         )
     if args.instrument == NEW and args.topic is None:
-        raise UsageError("--instrument new needs --topic: the instrument is written for it")
+        raise UsageError("--instrument new needs --topic: the instrument is written for that topic")
     if args.sink:
         from researcher.store.sinks import check_installed
 
@@ -206,7 +206,7 @@ def _check_places(args: argparse.Namespace) -> None:
 
 
 def _written(args: argparse.Namespace, home: Home | None, calls: list[LlmCall]) -> InstrumentFolder:
-    """Have the LLM write an instrument for the topic; the spec then uses it."""
+    """Have the LLM write an instrument for the topic, and make the spec use it."""
     import asyncio
 
     from researcher.cli.instrument_llm import new_instrument, settings_for_writing
@@ -226,8 +226,11 @@ def planned(
     servers: int,
     runs: bool = False,
 ) -> tuple[StudySpec, Timetable, InstrumentFolder, Plan]:
-    """Plan a draft. folder: the instrument, if it is open already. runs: whether the study runs here, so that its notices are
-    sent from here.
+    """Plan a draft.
+
+    Args:
+        folder: the instrument, if it is already open.
+        runs: whether the study runs here, so that its notices are sent from here.
 
     Raises: PlanningRefused, with the line of the study file if one of its settings is wrong.
     """
@@ -260,7 +263,7 @@ def planned(
 
 
 def timetable_of(schedule: SpecSchedule) -> Timetable:
-    """Raises: SpecRefused."""
+    """Parse the windows and days of a schedule. Raises: SpecRefused."""
     try:
         return Timetable.of(schedule.windows, schedule.days, SystemClock().now())
     except UsageError as error:
@@ -268,7 +271,7 @@ def timetable_of(schedule: SpecSchedule) -> Timetable:
 
 
 def instrument_of(field: str, name: str) -> InstrumentFolder:
-    """The instrument that a field of a file names. Raises: SpecRefused."""
+    """Open the instrument that a field of a file names. Raises: SpecRefused."""
     try:
         return open_instrument(name)
     except PlanningRefused as error:
@@ -276,7 +279,7 @@ def instrument_of(field: str, name: str) -> InstrumentFolder:
 
 
 def with_tasks(plan: Plan, folder: InstrumentFolder, home: Home | None, *, dry_run: bool) -> Plan:
-    """The plan, fitted to the available tasks. A dry run skips this if the instrument's packages are not installed.
+    """Fit the plan to the available tasks. A dry run skips this if the instrument's packages are not installed.
 
     Raises: PlanningRefused.
     """
@@ -299,7 +302,7 @@ def _show(
     same: Sequence[StudyRecord],
     args: argparse.Namespace,
 ) -> None:
-    """Show a dry run: the spec, the plan and its price."""
+    """Print a dry run: the spec, the plan and its price."""
     from researcher.describe import engine_lines, plan_lines
 
     if args.json:
@@ -316,25 +319,26 @@ def _show(
 
 
 def priced(draft: Draft, spec: StudySpec, plan: Plan, price: Price) -> dict[str, Any]:
-    """The plan's hash, the request, and the price."""
+    """Return the plan's hash, the request and the price."""
     return {"hash": plan.digest(), **request_of(draft, spec), "price": asdict(price)}
 
 
 def campaign_offer(topic: str | None, spec: StudySpec) -> str:
-    """What a campaign would add to this study, if the topic asks more than one study can answer; else empty."""
+    """Say what a campaign would add if the topic asks more than one study can answer; else return an empty string."""
     if topic is None:
         return ""
     if spec.design == "screen":
-        why = "the topic is open, and a screen only says which factors matter; a campaign goes on to the best levels and confirms them"
+        why = "the topic is open, and a screen only shows which factors matter; a campaign then finds the best levels and confirms them"
     elif spec.schedule.days is not None and spec.schedule.days > 1:
-        why = "the topic gives days, and this is one study; a campaign spends them on the studies that follow from it"
+        why = "the topic allows several days, and this is one study; a campaign spends them on follow-up studies"
     else:
         return ""
     return f"{why[0].upper()}{why[1:]}: `researcher campaign start --topic {shlex.quote(topic)}`."
 
 
 def calibration_offer(args: argparse.Namespace, spec: StudySpec, plan: Plan) -> str:
-    """How to measure what a trial takes, if the plan is priced by an estimate and may run elsewhere than on two CPU cores; else empty."""
+    """Say how to time a trial, if the price is an estimate and the study may run on something other than two CPU cores; else
+    return an empty string."""
     if plan.trial_s_measured or args.engine == "echo" or not (args.server or why_no_gpu(os.environ) is None):
         return ""
     given: dict[str, Sequence[str]]
@@ -357,7 +361,7 @@ def calibration_offer(args: argparse.Namespace, spec: StudySpec, plan: Plan) -> 
 
 
 def request_of(draft: Draft, spec: StudySpec) -> dict[str, Any]:
-    """The request as stored with the study: spec, author, source of each setting, and what the spec does not cover."""
+    """Return the request as stored with the study: spec, author, source of each setting, and what the spec does not cover."""
     return {
         "spec": spec.document(),
         "author": draft.author,
@@ -409,7 +413,7 @@ def _begin(
 
 
 def common_options(draft: Draft, spec: StudySpec, folder: InstrumentFolder) -> dict[str, Any]:
-    """Options of a study that follow from its request."""
+    """Return the options of a study that follow from its request."""
     return {
         "instrument": None if folder.path.parent == OWN_STUDIES else str(folder.path),
         "request": request_of(draft, spec),
@@ -428,7 +432,7 @@ def recorded(
     *,
     carried: bool,
 ) -> str:
-    """Record the study before its plan is frozen; returns its id. carried: whether the daemon runs it.
+    """Record the study before its plan is frozen; returns its id. `carried`: whether the daemon runs it.
 
     Raises: UsageError for its servers.
     """
@@ -443,7 +447,7 @@ def recorded(
 
 
 def keep_calls(calls: list[LlmCall]) -> None:
-    """Save every LLM request with its raw answer, including those of dry runs and refusals."""
+    """Save every LLM call with its raw answer, including those of dry runs and refusals."""
     if not calls:
         return
     from foundation.ids import RandomIds
@@ -455,7 +459,7 @@ def keep_calls(calls: list[LlmCall]) -> None:
 
 
 def _to_edit(args: argparse.Namespace, draft: DraftToEdit) -> int:
-    """Print why the draft needs a person; returns 2, or 4 if a larger budget would be enough."""
+    """Print why the draft needs a person. Returns 2, or 4 if a larger budget would be enough."""
     if args.json:
         sys.stderr.write(json.dumps({"error": str(draft), "nearest": draft.nearest, "draft": draft.fields}) + "\n")
     else:
@@ -464,7 +468,7 @@ def _to_edit(args: argparse.Namespace, draft: DraftToEdit) -> int:
 
 
 def _lacks_budget(draft: DraftToEdit) -> bool:
-    """Whether a larger budget is all that the draft needs."""
+    """True if a larger budget is all that the draft needs."""
     try:
         planned(Wanted(Draft(fields=draft.fields, author="")), draft.knowledge, None, servers=draft.servers)
     except BudgetTooSmall as error:
@@ -475,18 +479,18 @@ def _lacks_budget(draft: DraftToEdit) -> bool:
 
 
 def _asked(question: QuestionOpen, *, as_json: bool) -> int:
-    """Print the planner's question; returns 3, since a person has to answer."""
+    """Print the planner's question. Returns 3, because a person has to answer."""
     say_json({"asks": str(question)}) if as_json else sys.stderr.write(f"researcher: {question}\n")
     return WAITING
 
 
 def labelled(plan: Plan, instrument: InstrumentFolder) -> Plan:
-    """The plan with a note if an LLM wrote its instrument."""
+    """Add a note to the plan if an LLM wrote its instrument."""
     author = instrument.instrument.generated
     if author is None:
         return plan
     note = (
-        f"The instrument {plan.instrument} was written by the LLM {author}, not by a person. It runs in a sandbox only; it passed "
-        "a rehearsal and the self-test of its reward: a right, a wrong and an empty answer were scored in that order."
+        f"The instrument {plan.instrument} was written by the LLM {author}, not by a person. It only runs in a sandbox. It passed "
+        "a rehearsal and the self-test of its reward: a right answer scored above a wrong one, and a wrong one above an empty one."
     )
     return plan.model_copy(update={"assumptions": (*plan.assumptions, note)})

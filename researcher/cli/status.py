@@ -39,7 +39,7 @@ _SHOWN_TOPIC = 120
 
 
 def list_command(args: argparse.Namespace) -> int:
-    """Every study, newest first."""
+    """List every study, newest first."""
     home = open_home()
     studies = home.store.studies.all()
     if args.json:
@@ -49,18 +49,18 @@ def list_command(args: argparse.Namespace) -> int:
 
 
 def list_json(home: Home, studies: Sequence[StudyRecord]) -> list[dict[str, Any]]:
-    """Each study as it is recorded, with its worker."""
+    """Return each study's record with its worker."""
     return [{**study.model_dump(mode="json"), **attendance_json(home, study)} for study in studies]
 
 
 def list_lines(home: Home, studies: Sequence[StudyRecord]) -> Iterator[str]:
-    """A line for each study, and who will continue those without a worker."""
+    """Yield a line for each study, and who will continue those without a worker."""
     for study in studies:
         yield f"{study.id}  {study.status:8}  {when(study.created_at)}  {one_line(study.topic)[:_SHOWN_TOPIC]}"
         if not study.status.ended and home.worker(study.id) is None:
             yield f"    {unattended(home, study)}"
     if not studies:
-        yield 'no studies yet; begin with `researcher start --topic "..."`'
+        yield 'no studies yet; start one with `researcher start --topic "..."`'
 
 
 def status_command(args: argparse.Namespace) -> int:
@@ -96,9 +96,9 @@ def show_command(args: argparse.Namespace) -> int:
 
 
 def _with_plan(home: Home, what: str) -> str:
-    """The id of a study, given by a reference to the study or by a prefix of its plan's hash.
+    """Return the id of a study, given a reference to the study or a prefix of its plan's hash.
 
-    Raises: NotFound; what `resolve_study` raises.
+    Raises: NotFound; also what `resolve_study` raises.
     """
     try:
         return home.store.studies.resolve(what)
@@ -128,7 +128,7 @@ def _show_trial(home: Home, args: argparse.Namespace) -> int:
 
 
 def _named(home: Home, what: str) -> TrialRecord:
-    """The trial named PLAN/ARM/SEED, STUDY/KEY or STUDY/ARM/SEED. Studies that carry out the same plan share trial keys.
+    """Find the trial named PLAN/ARM/SEED, STUDY/KEY or STUDY/ARM/SEED. Studies that run the same plan share trial keys.
 
     Raises: NotFound; UsageError if the key alone is ambiguous.
     """
@@ -141,7 +141,7 @@ def _named(home: Home, what: str) -> TrialRecord:
     if not found:
         guess = nearest(rest, [name for trial in trials for name in (trial.key, trial.key.partition("/")[2])])
         hint = f"did you mean {guess}?" if guess else "`researcher status` prints the keys"
-        raise NotFound(f"no trial has the key {what!r}; {hint}")
+        raise NotFound(f"no trial is named {what!r}; {hint}")
     if len(found) > 1:
         these = ", ".join(f"`researcher show {trial.study_id}/{trial.key}`" for trial in found)
         raise UsageError(f"several studies have a trial {what!r}: {these}")
@@ -149,7 +149,7 @@ def _named(home: Home, what: str) -> TrialRecord:
 
 
 def status_json(home: Home, study: StudyRecord) -> dict[str, Any]:
-    """Everything that `status` shows of a study, as a document."""
+    """Build the JSON document that `status` shows."""
     trials = home.store.trials.all(study.id)
 
     def told(*kinds: str) -> list[dict[str, object]]:
@@ -175,18 +175,18 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, Any]:
 
 
 def curves_of(trial: TrialRecord) -> dict[str, list[tuple[int, float]]]:
-    """The curves to follow while a trial trains, by step: training reward, and held-out results of interim evaluations."""
+    """Return the curves to follow while a trial trains, by step: training reward, and held-out results of interim evaluations."""
     return {name: trial.series[name] for name in _CURVES if name in trial.series}
 
 
 def attendance_json(home: Home, study: StudyRecord) -> dict[str, str | None]:
-    """The study's worker, or who will continue it."""
+    """Return the study's worker, or who will continue the study."""
     worker = home.worker(study.id)
     return {"worker": worker, "unattended": None if study.status.ended or worker else unattended(home, study)}
 
 
 def status_lines(home: Home, study: StudyRecord) -> list[str]:
-    """The study's status as lines for people."""
+    """Format the study's status as lines for people."""
     worker = home.worker(study.id)
     lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", one_line(study.topic)]
     lines += [f"trains {model.title}{f' from {model.path}' if model.path else ''}" for model in _trained(home, study)]
@@ -200,10 +200,10 @@ def status_lines(home: Home, study: StudyRecord) -> list[str]:
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
         lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
     left = [budget_text(state) for state in home.store.budgets.all(study.id)]
-    lines += [f"left of the budget: {', '.join(left)}"] if left else []
+    lines += [f"budget left: {', '.join(left)}"] if left else []
     lines += _kept(home, study)
     lines += [
-        f"{count} notices wait for {name}: {why or f'whoever works on it, or the daemon, needs {variable_of(name)}'}"
+        f"{count} notices wait for {name}: {why or f'the process that works on it, or the daemon, needs {variable_of(name)}'}"
         for name, (count, why) in _unsent(home, study).items()
     ]
     if not study.status.ended:
@@ -212,18 +212,18 @@ def status_lines(home: Home, study: StudyRecord) -> list[str]:
 
 
 def _unsent(home: Home, study: StudyRecord) -> dict[str, tuple[int, str | None]]:
-    """Number of unsent notices for each service, and why the last attempt failed."""
+    """Count the unsent notices of each service, and say why its last attempt failed."""
     states = {name: home.store.notices.state(name, study.id) for name in study.options.notify}
     return {name: state for name, state in states.items() if state[0]}
 
 
 def _trained(home: Home, study: StudyRecord) -> tuple[PlanModel, ...]:
-    """The models of its plan; none before it has one."""
+    """Return the models of the study's plan; empty before it has a plan."""
     return () if study.plan_version is None else home.store.plans.frozen(study.id)[0].hosted
 
 
 def _kept(home: Home, study: StudyRecord) -> list[str]:
-    """Where the trained models are, or why they were not kept."""
+    """Say where the trained models are, or why they were not kept."""
     event = home.store.journal.last(study.id, MODELS_KEPT, MODELS_NOT_KEPT)
     return [] if event is None else [event_text(event)]
 
@@ -235,8 +235,10 @@ def _trial_line(trial: TrialRecord) -> str:
 
 
 def exit_code(home: Home, study: StudyRecord) -> int:
-    """Exit code for the study's state. A stop by a person counts as success here, but not in `start` and `resume`. A study
-    without a worker is waiting, unless a live daemon will continue it.
+    """Return the exit code for the study's state.
+
+    A stop by a person counts as success here, but not in `start` and `resume`. A study without a worker counts as waiting, unless a
+    live daemon will continue it.
     """
     if study.status is StudyStatus.STOPPED:
         spent = home.store.journal.last(study.id, OVER_BUDGET)
@@ -253,7 +255,8 @@ _STARTING_S = 15.0
 
 
 def watch_command(args: argparse.Namespace) -> int:
-    """Follow a study. With --json: a JSON object per line, `{"event": …}` or `{"trial": …}`, and last `{"study": …}`, as `status --json` has it."""
+    """Follow a study. With --json, print one JSON object per line: `{"event": …}` or `{"trial": …}`, and last `{"study": …}` as
+    in `status --json`."""
     home = open_home()
     study_id = home.store.studies.resolve(args.study)
     watch = _Watch(home, study_id, as_json=args.json)
@@ -273,7 +276,7 @@ def watch_command(args: argparse.Namespace) -> int:
 
 
 class _Watch:
-    """What `watch` has shown so far."""
+    """Prints what is new in a study, and remembers what it has printed."""
 
     def __init__(self, home: Home, study_id: str, *, as_json: bool) -> None:
         self._home = home
@@ -286,7 +289,7 @@ class _Watch:
         self._trials: dict[str, tuple[str, int]] = {}
 
     def will_go_on(self, study: StudyRecord) -> bool:
-        """Whether a daemon will continue the study, now or when its window opens."""
+        """True if a daemon will continue the study, now or when its window opens."""
         store, now = self._home.store, self._clock.monotonic()
         carried = (store.studies.schedule(study.id) or {}).get("carried") and study.plan_version is not None
         if not carried or study.pause_requested or waits_for_an_answer(store, study.id):
@@ -305,7 +308,7 @@ class _Watch:
         self._rest = text
 
     def look(self) -> None:
-        """Show new events, in the order in which they happened."""
+        """Print new events in the order in which they happened."""
         store, study_id = self._home.store, self._study_id
         now = self._clock.now()
         news: list[tuple[float, str, dict[str, Any], str]] = []
@@ -328,7 +331,7 @@ class _Watch:
 
 
 def trial_text(trial: TrialRecord) -> str:
-    """`learning_rate=1e-5 seed 0: running, step 3 ▂▃▃, held out 0.25 at step 2`."""
+    """Describe a trial in a line such as `learning_rate=1e-5 seed 0: running, step 3 ▂▃▃, held out 0.25 at step 2`."""
     curve = [value for _, value in trial.series.get("reward_mean", ())]
     step = f", step {len(curve)} {sparkline(curve)}" if curve else ""
     if held_out := trial.series.get(HELDOUT_REWARD):

@@ -1,4 +1,4 @@
-"""`researcher ui`: the web page of the studies, with MLflow next to it; or MLflow alone."""
+"""`researcher ui`: the web page of the studies with MLflow next to it, or only MLflow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from researcher.web.tracking import MLFLOW_ENVIRON, Tracking, answers, child, fr
 
 
 def ui_command(args: argparse.Namespace) -> int:
-    """Serve the page until interrupted, and open it at the list of studies, or at one."""
+    """Serve the page until interrupted, and open it at the list of studies or at one study."""
     logs.configure("WARNING")
     home = open_home()
     if args.mlflow:
@@ -48,7 +48,7 @@ def ui_command(args: argparse.Namespace) -> int:
 
 
 def _mlflow(home: Home, args: argparse.Namespace) -> int:
-    """Start MLflow's own page over the records and open it on the study; runs until interrupted."""
+    """Start MLflow's own page for the records, open it at the study, and run until interrupted."""
     study_id = home.store.studies.resolve(args.study or "latest")
     sink = MlflowSink(home.store)
     sink.drain(study_id)

@@ -1,4 +1,4 @@
-"""One process's work on a study, window by window, holding servers only while a window is open.
+"""One process's work on a study, window by window. Holds servers only while a window is open.
 
 It does not know how plans are made or what people decide.
 """
@@ -54,8 +54,12 @@ async def work_on(
     clock: Clock | None = None,
     copy: Callable[[Store], Sink] = MlflowSink,
 ) -> Outcome:
-    """Own the study and conduct it in its windows. plan: to be frozen first. wait: also between windows; else return when
-    one closes. copy: makes the records' sink.
+    """Take ownership of the study and conduct it in its windows.
+
+    Args:
+        plan: plan to freeze first.
+        wait: keep waiting between windows; else return when one closes.
+        copy: creates the sink for records.
 
     Raises: LeaseHeld when another process works on it; OverBudget.
     """
@@ -84,7 +88,7 @@ async def work_on(
 
 
 class Worker:
-    """Works on one study for its owner: `store` is fenced by the study's lease."""
+    """Works on one study for its owner: `store` only accepts writes while the study's lease is held."""
 
     def __init__(
         self,
@@ -111,7 +115,7 @@ class Worker:
     async def through(self, *, wait: bool) -> Outcome:
         """Conduct the study in its windows.
 
-        Raises: StudyHalted when no window opens any more, or (without `wait`) until the next one; OverBudget.
+        Raises: StudyHalted if no window opens any more or, without `wait`, until the next one; OverBudget.
         """
         while True:
             await self._opened(wait=wait)
@@ -120,7 +124,7 @@ class Worker:
                 return outcome
 
     def check_halt(self) -> None:
-        """Raises: StudyHalted on a request to stop or pause, or after the study's last day, even while it waits at a gate."""
+        """Raise StudyHalted on a request to stop or pause, or after the study's last day, even while the study waits at a gate."""
         check_requests(self._store, self._study_id)
         if self._timetable.over(self._clock.now()):
             raise StudyHalted("days")
@@ -134,15 +138,15 @@ class Worker:
         return Outcome(halt.status, halt.reason, folder)
 
     def cannot_go_on(self, error: ExecutorError) -> None:
-        """Record what the study waits for, and write an interim report. A study that is done stays done, even if its models
-        could not be kept."""
+        """Record why the study waits, and write an interim report. A finished study stays done, even if its models could not be
+        kept."""
         if not self._store.studies.get(self._study_id).status.ended:
             interim_report(self._store, self._study_id, self._home.studies)
             notice = failure_notice(subject_of(self._study), _in_words(error), self._clock.now())
             self._store.studies.set_status(self._study_id, StudyStatus.WAITING, redact(str(error)), notice)
 
     async def notify(self) -> None:
-        """Send notices that people have not received yet. One that cannot be sent now waits, without an error."""
+        """Send notices that have not been sent yet. One that cannot be sent now is kept for later, without an error."""
         for sink in self._notifiers:
             try:
                 await asyncio.to_thread(sink.drain, self._study_id)
@@ -214,9 +218,12 @@ async def lone_trials(
     because: str,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[TrialRecord]:
-    """Run trials as a study of their own, which nothing continues, and free its servers.
+    """Run trials as a separate study that no command can resume, and free its servers.
 
-    pairs: arm and seed of each. because: why the study ended when they have. tell: progress lines.
+    Args:
+        pairs: arm and seed of each trial.
+        because: reason recorded for the study's end.
+        tell: receives progress lines.
     """
     clock = SystemClock()
     options = home.store.studies.get(study_id).options
@@ -238,7 +245,10 @@ async def lone_trials(
 def setup(
     home: Home, folder: InstrumentFolder, plan: Plan, *, code: Code | None = None, repairs: tuple[str, ...] = ()
 ) -> Setup:
-    """code: if the study runs other code than the folder's. repairs: versions recorded as its repairs."""
+    """Assemble what the executor needs.
+
+    `code` is given if the study runs other code than the folder's. `repairs` are the code versions recorded as the study's repairs.
+    """
     code = code or Code(folder=folder.path, version=folder.code, sandboxed=folder.instrument.generated is not None)
     return Setup(
         instrument=folder.instrument,
@@ -254,16 +264,16 @@ def setup(
 
 
 def _in_words(error: ExecutorError) -> str:
-    """Why the study cannot continue, for notices. It leaves out the error's text, which may quote a server or a client."""
+    """Say in a notice why the study cannot continue. Leaves out the error's text, which may quote a server or a client."""
     if isinstance(error, NoServersLeft | ServerUnfit):
-        return "It waits: no server is left that can run its trials."
+        return "The study waits: no server is left that can run its trials."
     if isinstance(error, ClusterUnreachable):
-        return "It waits: the Ray cluster with its clients cannot be reached."
-    return "It waits: it cannot go on by itself."
+        return "The study waits: the Ray cluster that runs its clients cannot be reached."
+    return "The study waits: it cannot continue without help."
 
 
 async def keep(keeping: Keeping, options: StudyOptions, tell: Callable[[str], None]) -> Path | None:
-    """Keep the models if requested, and free the servers' disk. Raises: ModelsNotKept, ServerUnfit."""
+    """Keep the models if requested, and free disk space on the servers. Raises: ModelsNotKept, ServerUnfit."""
     models = await keeping.keep_models(tell) if options.keep_models else None
     await keeping.discard_servers()
     return models

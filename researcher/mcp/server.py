@@ -1,4 +1,4 @@
-"""The MCP server: offers our tools and reports through the SDK, and words refusals as the command line does."""
+"""The MCP server: offers our tools and reports through the SDK, and words errors as the command line does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from researcher.store.errors import StoreError
 
 _INSTRUCTIONS = """\
 Answers questions about training LLM agents with reinforcement learning by experiment.
-Usual order: findings (is it known?), instruments, draft, price, start, status with wait_s until it is done, report, verify.
+Usual order: findings (is the answer known?), instruments, draft, price, start, status with wait_s until it is done, report, verify.
 A study file is text that you pass along. Never state a number that is not in a report. Refusals say what to do next."""
 _KINDS = {"studies": "study", "campaigns": "campaign"}
 _ADDRESS = re.compile(rf"researcher://({'|'.join(_KINDS)})/([^/]+)/report")
@@ -49,11 +49,11 @@ _MOST_LISTED = 50
 _COMMAND = re.compile(r"`researcher ((?:campaign )?\w+)((?: [\w./=…]+)*)`")
 _BEGIN = '`researcher start --topic "..."`'
 _TOOLS_OF = {"list": "studies", **{tool.name.replace("campaign_", "campaign "): tool.name for tool in TOOLS}}
-"""Tools by the command that they replace."""
+"""Name of the tool that replaces each command."""
 
 
 def create_server(research: Research) -> Server[dict[str, Any]]:
-    """The server, not yet connected to a client."""
+    """Create the server, not yet connected to a client."""
     tools = {tool.name: tool for tool in TOOLS}
 
     async def list_tools(context: object, params: PaginatedRequestParams | None) -> ListToolsResult:
@@ -102,7 +102,7 @@ def _listing(tool: Tool) -> ToolListing:
 
 
 def _called(tool: Tool, research: Research, arguments: dict[str, Any]) -> CallToolResult:
-    """Run the tool; a refusal becomes an error result."""
+    """Run the tool; an expected error becomes an error result."""
     try:
         given = tool.arguments.model_validate(arguments)
     except ValidationError as error:
@@ -128,8 +128,10 @@ def _refused(refusal: Refusal) -> CallToolResult:
 
 
 def in_tools(text: str) -> str:
-    """Replace commands with the names of their tools in a refusal or hint. Commands with options, and commands without a tool,
-    are for people and stay as they are. Never pass reports, topics or a model's words.
+    """Replace commands with the names of their tools in an error or hint.
+
+    Commands with options, and commands without a tool, are for people and stay as they are. Never pass reports, topics or a model's
+    words.
     """
 
     def named(match: re.Match[str]) -> str:
@@ -145,7 +147,7 @@ _TEMPLATES = [
     ResourceTemplate(
         uri_template=f"researcher://{kind}/{{id}}/report",
         name=f"report of a {word}",
-        description=f"As it was last written. {{id}}: of a {word}, the beginning of it, or latest.",
+        description=f"The report as last written. {{id}}: the id of a {word}, a prefix of it, or latest.",
         mime_type=_MARKDOWN,
     )
     for kind, word in _KINDS.items()
@@ -153,7 +155,7 @@ _TEMPLATES = [
 
 
 def _reports(home: Home) -> list[Resource]:
-    """Existing reports of the newest studies and campaigns. Resource templates reach the others."""
+    """List the existing reports of the newest studies and campaigns. Resource templates reach the others."""
     known = [("studies", study.id, study.topic) for study in home.store.studies.all()[:_MOST_LISTED]]
     known += [("campaigns", each.id, each.goal["goal"]) for each in home.store.campaigns.all()[:_MOST_LISTED]]
     return [
@@ -169,12 +171,12 @@ def _reports(home: Home) -> list[Resource]:
 
 
 def _report_at(home: Home, address: str) -> str:
-    """The newest written report. Raises: MCPError."""
+    """Read the newest written report. Raises: MCPError."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
         raise MCPError(
             INVALID_PARAMS,
-            f"{address!r} is no report; write researcher://studies/ID/report or researcher://campaigns/ID/report",
+            f"{address!r} is not a report; write researcher://studies/ID/report or researcher://campaigns/ID/report",
         )
     store = home.store.studies if match[1] == "studies" else home.store.campaigns
     try:
@@ -185,5 +187,5 @@ def _report_at(home: Home, address: str) -> str:
     except FileNotFoundError as error:
         raise MCPError(
             INVALID_PARAMS,
-            f"{name} has no report yet; it is written when the {_KINDS[match[1]]} ends, and every night before",
+            f"{name} has no report yet; one is written every night and when the {_KINDS[match[1]]} ends",
         ) from error

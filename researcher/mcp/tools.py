@@ -37,16 +37,18 @@ from researcher.web.drafting import Places
 
 _LOOK_EVERY_S = 1.0
 LONGEST_WAIT_S = 50
-"""Longest wait of a call. Clients give up a call after a minute."""
+"""Maximum wait of a call, in seconds. Clients give up on a call after a minute."""
 _MOST_POINTS = 60
 _LEAST_HASH, _SHOWN_HASH = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Research:
-    """What the tools work on. limit: largest wall-time budget of a study started without `approve`, such as 1h.
+    """What the tools work on.
 
-    person: recorded as the author of answers and messages. closing: set when the server shuts down, so that waiting calls return.
+    `limit` is the largest wall-time budget of a study that may start without `approve`, such as 1h. `person` is recorded as the
+    author of answers and messages. `closing` is set when the server shuts down, so that waiting calls return.
+
     Raises: UsageError for a limit that is not a duration.
     """
 
@@ -60,13 +62,14 @@ class Research:
         seconds(self.limit)
 
     def study(self, reference: str) -> StudyRecord:
-        """Raises: NotFound, Ambiguous."""
+        """Look up a study. Raises: NotFound, Ambiguous."""
         return self.home.store.studies.get(self.home.store.studies.resolve(reference))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """text: for people. document: the same as data. hints: what to do next; only our own words, never a model's."""
+    """Answer of a tool: `text` for people, and the same as data in `document`. `hints` say what to do next; they contain only
+    our own words, never a model's."""
 
     text: str
     document: dict[str, Any]
@@ -75,7 +78,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """work: raises the errors in `researcher.cli.DELIBERATE`. effect: on the records and on running work."""
+    """A tool. `work` raises the errors in `researcher.cli.DELIBERATE`. `effect` is its effect on the records and on running work."""
 
     name: str
     description: str
@@ -92,33 +95,38 @@ class Nothing(StrictModel):
 
 
 class OneInstrument(StrictModel):
-    name: str | None = Field(None, description="this instrument alone, with its own factors (default: all, in short)")
+    name: str | None = Field(
+        None, description="only this instrument, with its own factors (default: all instruments, in brief)"
+    )
 
 
 class Topic(StrictModel):
     topic: str = Field(description="the question in words, with bounds such as seeds or hours")
-    instrument: str | None = Field(None, description="the instrument, where the topic is not to choose it")
-    answers: list[str] = Field([], description="to the planner's earlier questions, in their order")
+    instrument: str | None = Field(None, description="the instrument, if the topic should not choose it")
+    answers: list[str] = Field([], description="answers to the planner's earlier questions, in order")
 
 
 class StudyText(StrictModel):
-    study: str = Field(description="a study file in YAML: the text itself, as `draft` makes it or by `schema`")
+    study: str = Field(
+        description="a study file in YAML: the text itself, as `draft` writes it or `schema` describes it"
+    )
     servers: list[str] = Field(
-        [], description="addresses of swarm servers (default: one is started on this machine for the study)"
+        [], description="addresses of swarm servers (default: start one on this machine for the study)"
     )
     engine: Literal["local", "echo"] = Field(
-        "local", description="of a server started here; echo trains nothing: it only shows that a study would run"
+        "local",
+        description="engine of a server started here; echo trains nothing and only shows that a study would run",
     )
 
 
 class Start(StudyText):
-    again: bool = Field(False, description="start it even if the same study is already running")
+    again: bool = Field(False, description="start the study even if the same one is already running")
     approve: str | None = Field(
-        None, description="the hash that `price` gave for this study; needed where it says so, after a person agreed"
+        None, description="the hash that `price` gave for this study; needed if `price` says so, after a person agreed"
     )
 
 
-_STUDY = "a study's id, its beginning, or latest"
+_STUDY = "a study's id, a prefix of it, or latest"
 
 
 class OneStudy(StrictModel):
@@ -127,7 +135,7 @@ class OneStudy(StrictModel):
 
 class Status(OneStudy):
     wait_s: int = Field(
-        0, ge=0, le=LONGEST_WAIT_S, description="answer once something has changed, or after so many seconds"
+        0, ge=0, le=LONGEST_WAIT_S, description="answer once something has changed, or after this many seconds"
     )
 
 
@@ -137,7 +145,7 @@ class Curves(OneStudy):
 
 class Stop(StrictModel):
     study: str = Field(description=_STUDY)
-    confirm: str = Field(description="the whole id of the study, as a sign that this one is meant")
+    confirm: str = Field(description="the complete id of the study, to confirm which one to stop")
 
 
 class About(StrictModel):
@@ -146,7 +154,7 @@ class About(StrictModel):
     model: str | None = Field(None, description="with this model only")
 
 
-_CAMPAIGN = "a campaign's id, its beginning, or latest"
+_CAMPAIGN = "a campaign's id, a prefix of it, or latest"
 
 
 class OneCampaign(StrictModel):
@@ -154,15 +162,17 @@ class OneCampaign(StrictModel):
 
 
 class Tell(OneCampaign):
-    words: str = Field(description="what the next decision quotes, and reads where an LLM leads the campaign")
+    words: str = Field(
+        description="message that the next decision quotes; if an LLM leads the campaign, it also reads the message"
+    )
     leave: list[str] | None = Field(
         None,
-        description="factors that are to stay as they are from now on, all of them; empty: every factor may vary again",
+        description="complete list of factors to keep fixed from now on; empty: every factor may vary again",
     )
 
 
 class Approve(OneCampaign):
-    decision: int = Field(description="the number of the decision that waits, as `campaign_status` shows it")
+    decision: int = Field(description="the number of the waiting decision, as `campaign_status` shows it")
     words: str = Field("", description="the person's reason")
 
 
@@ -181,11 +191,15 @@ def _instruments(research: Research, given: OneInstrument) -> Answer:
 
 
 def _places(research: Research, given: StudyText) -> Places:
-    """Where trials run. Raises: UsageError for a server elsewhere when the caller may be remote: we would send it this machine's token."""
+    """Return where trials run.
+
+    Raises: UsageError for a server elsewhere if the caller may be remote, because we would send that server this machine's token.
+    """
     for url in given.servers if research.drafting.folder is None else ():
         if not is_loopback(urlsplit(url).hostname or ""):
             raise UsageError(
-                f"{url} is not on this machine: over HTTP only servers here can be named; `researcher start --server` takes others"
+                f"{url} is not on this machine: over HTTP, only servers on this machine can be used; "
+                "`researcher start --server` takes others"
             )
     return Places(servers=tuple(dict.fromkeys(given.servers)), engine=given.engine)
 
@@ -198,15 +212,15 @@ def _schema(research: Research, given: Nothing) -> Answer:
 def _draft(research: Research, given: Topic) -> Answer:
     drafted = research.drafting.draft(given.topic, given.instrument, given.answers)
     if drafted.asks:
-        text = f"the planner asks: {drafted.asks} Call draft again with the answer in answers"
+        text = f"the planner asks: {drafted.asks} Call `draft` again with the answer in `answers`"
         return Answer(text, {"asks": drafted.asks})
     if drafted.problems:
-        said = ["This draft is not whole: edit it, then price it."]
+        said = ["This draft is incomplete: edit it, then price it."]
     else:
         spec, _ = checked_spec(read_study_text(drafted.text, Path())[0])
         said = [
-            "Read it: what it leaves out of the topic stands in its comments. Give it a budget, where it has none: with up to "
-            f"budget: {{wall: {research.limit}}} it starts without anybody's approval. Then price it.",
+            "Read the draft: its comments say what it leaves out of the topic. If it has no budget, give it one: with up to "
+            f"budget: {{wall: {research.limit}}} it starts without approval. Then price it.",
             *([] if spec is None else filter(None, [campaign_offer(given.topic, spec)])),
         ]
     document = {"study": drafted.text, "problems": list(drafted.problems), "said": said}
@@ -219,20 +233,20 @@ def _price(research: Research, given: StudyText) -> Answer:
     same = research.drafting.same(ready)
     document = priced(ready.draft, ready.spec, ready.plan, ready.price)
     document |= {"plan": lines, "budget": ready.plan.budget.model_dump(mode="json"), "needs_approval": asks is not None}
-    then = asks or f"nobody has to approve it: it may spend {research.limit} or less; `start` begins it"
+    then = asks or f"no approval is needed, because its budget is {research.limit} or less; `start` begins it"
     return Answer(
         "\n".join([*lines, *same_lines(same), then]), {**document, "engine": given.engine, "same_spec": same_json(same)}
     )
 
 
 def _needs_approval(research: Research, ready: Ready) -> str | None:
-    """How to get approval if the study's budget, at which it ends, is above the limit; else None."""
+    """Say how to get approval if the study's budget, at which it ends, is above the limit; else return None."""
     if ready.plan.budget.wall_s <= seconds(research.limit):
         return None
     return (
-        f"this study may spend {duration(ready.plan.budget.wall_s)}, and {research.limit} is the most without approval: write "
-        f"budget: {{wall: {research.limit}}} into it (it should take {duration(ready.price.wall_s[1])} at most), or show this "
-        f"price to a person, and with their word start it with approve: {ready.plan.digest()[:_SHOWN_HASH]}"
+        f"this study may spend {duration(ready.plan.budget.wall_s)}, but the limit without approval is {research.limit}: write "
+        f"budget: {{wall: {research.limit}}} into it (it should take at most {duration(ready.price.wall_s[1])}), or show this "
+        f"price to a person and, if they agree, start it with approve: {ready.plan.digest()[:_SHOWN_HASH]}"
     )
 
 
@@ -247,20 +261,20 @@ def _start(research: Research, given: Start) -> Answer:
     elif asks := _needs_approval(research, ready):
         raise UsageError(asks)
     same = research.drafting.same(ready)
-    study_id = research.drafting.begin(ready, None if given.again else "again: true starts another beside it")
-    text = f"{study_id}: {carrier()}; `status` follows it, `report` has the answer once it is done"
+    study_id = research.drafting.begin(ready, None if given.again else "again: true starts another one")
+    text = f"{study_id}: {carrier()}; `status` follows it, `report` has the answer when it is done"
     uncovered = [f"not covered: {each}" for each in ready.draft.uncovered]
     document = {"study": study_id, "hash": digest, "uncovered": ready.draft.uncovered, "same_spec": same_json(same)}
     return Answer("\n".join([text, *uncovered, *same_lines(same)]), document)
 
 
 def _check_approved(approved: str, digest: str) -> None:
-    """Raises: UsageError unless `approved` is this plan's hash, or a long enough prefix of it."""
+    """Raise UsageError unless `approved` is this plan's hash, or a long enough prefix of it."""
     if len(approved) < _LEAST_HASH or not digest.startswith(approved):
         raise UsageError(
-            f"approve: {approved!r} is not the hash of this plan, which is {digest[:_SHOWN_HASH]} now. The hash covers what was known and "
-            "how long trials took when it was priced: a study that ended since changes it, as does another text. Price it again, and show "
-            "that price to the person"
+            f"approve: {approved!r} is not the hash of this plan, which is now {digest[:_SHOWN_HASH]}. The hash covers what was "
+            "known and how long trials took when it was priced, so a study that has ended since or a changed text gives a new hash. "
+            "Price it again, and show that price to the person"
         )
 
 
@@ -287,7 +301,7 @@ def _status(research: Research, given: Status) -> Answer:
 
 
 def _changed(research: Research, study: StudyRecord, wait_s: float) -> StudyRecord:
-    """The study once its status or that of a trial has changed, or after `wait_s` seconds."""
+    """Wait until the status of the study or of one of its trials has changed, at most `wait_s` seconds, and return the study."""
     store, until = research.home.store, time.monotonic() + wait_s
 
     def seen() -> tuple[object, ...]:
@@ -319,7 +333,7 @@ def _curves(research: Research, given: Curves) -> Answer:
             f"  {name}: {', '.join(f'{step}: {value:.3g}' for step, value in line)}" for name, line in shown.items()
         ]
     document = {"study": study.id, "trials": rows, "metrics": known}
-    return Answer("\n".join(lines) or f"{study.id} has no trials yet; `status` says what it waits for", document)
+    return Answer("\n".join(lines) or f"{study.id} has no trials yet; `status` says what the study waits for", document)
 
 
 def _lines_of(trial: TrialRecord, metrics: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
@@ -328,7 +342,7 @@ def _lines_of(trial: TrialRecord, metrics: Sequence[str]) -> dict[str, list[tupl
 
 
 def _thinned(line: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most _MOST_POINTS evenly spaced points of the line, including the first and the last."""
+    """Return at most _MOST_POINTS evenly spaced points of the line, including the first and the last."""
     if len(line) <= _MOST_POINTS:
         return list(line)
     return [line[round(number * (len(line) - 1) / (_MOST_POINTS - 1))] for number in range(_MOST_POINTS)]
@@ -342,7 +356,7 @@ def _samples(research: Research, given: OneStudy) -> Answer:
         f"  asked     {each.question}\n  answered  {each.answer}"
         for each in found
     ]
-    text = "\n".join(lines) or f"{study.id} has kept no answers yet; `status` says how far it is"
+    text = "\n".join(lines) or f"{study.id} has no answers yet; `status` says how far the study is"
     return Answer(text, {"study": study.id, "samples": [asdict(each) for each in found]})
 
 
@@ -371,7 +385,7 @@ def _verify(research: Research, given: OneStudy) -> Answer:
 def _stop(research: Research, given: Stop) -> Answer:
     study = research.study(given.study)
     if given.confirm != study.id:
-        raise UsageError(f"this would stop {study.id}, {study.topic!r}: to do so, pass confirm: {study.id}")
+        raise UsageError(f"this would stop {study.id}, {study.topic!r}; to confirm, pass confirm: {study.id}")
     said = decisions.stop(research.home, study)
     return Answer(f"{study.id}: {said}", {"study": study.id, "told": said})
 
@@ -389,9 +403,9 @@ def _campaign_tell(research: Research, given: Tell) -> Answer:
     store = research.home.store
     campaign_id = store.campaigns.resolve(given.campaign)
     if not given.words.strip():
-        raise UsageError("words: is empty; say what the next decision is to read")
+        raise UsageError("words: is empty; write what the next decision should quote")
     people.tell(store, campaign_id, given.words, research.person, leave=given.leave)
-    instead = "`leave` names factors that are to stay as they are"
+    instead = "`leave` names factors to keep fixed"
     text = people.telling_text(store, campaign_id, given.leave, instead)
     return Answer(f"{campaign_id}: {text}", {"campaign": campaign_id, "told": given.words, "leave": given.leave})
 
@@ -402,8 +416,8 @@ def _campaign_approve(research: Research, given: Approve) -> Answer:
     newest = store.campaigns.decisions(campaign_id)[-1:]
     if any(each.seq == given.decision and each.action == "new_instrument" for each in newest):
         raise UsageError(
-            f"decision {given.decision} is an instrument that an LLM wrote, which only a person who has read it approves: "
-            f"`researcher campaign approve {campaign_id}` in the terminal, or the campaign's page"
+            f"decision {given.decision} is an instrument that an LLM wrote, and only a person who has read it may approve it: "
+            f"`researcher campaign approve {campaign_id}` in the terminal, or on the campaign's page"
         )
     number = people.approve(store, campaign_id, given.words, research.person, decision=given.decision)
     return Answer(f"{campaign_id}: decision {number} is approved", {"campaign": campaign_id, "decision": number})
@@ -422,13 +436,14 @@ def _tool(
 TOOLS = (
     _tool(
         *("instruments", OneInstrument, _instruments),
-        "What can be asked: instruments, the factors that a study may vary, the metrics that may decide.",
+        "List what a study can ask: instruments, the factors that it may vary, and the metrics that may decide.",
     ),
     _tool("schema", Nothing, _schema, "The JSON Schema of a study file."),
     _tool(
         *("draft", Topic, _draft),
-        "A question in words becomes a study file in YAML, with comments that say where each setting came from and what of the "
-        "topic is left out. Runs nothing. The planner may ask back: then answer in `answers`. Where an LLM plans, it spends its tokens.",
+        "Turn a question in words into a study file in YAML. Its comments say where each setting came from and what part of the "
+        "topic is left out. Runs nothing. The planner may ask a question: then answer it in `answers`. If an LLM plans, this "
+        "spends its tokens.",
         "adds",
     ),
     _tool(
@@ -438,48 +453,52 @@ TOOLS = (
     ),
     _tool(
         *("start", Start, _start),
-        "Start a study, and return at once with its id; a daemon carries it on. One that may take longer than the limit is "
+        "Start a study and return its id immediately; a daemon runs it. A study that may take longer than the limit is "
         "refused unless `approve` holds the hash that `price` gave: ask a person first.",
         "adds",
     ),
-    _tool("studies", Nothing, _studies, "Every study, newest first, and who goes on with it."),
+    _tool("studies", Nothing, _studies, "List every study, newest first, and who continues it."),
     _tool(
         *("status", Status, _status),
-        "How a study is doing: status, trials, decisions, verdicts, budget, and what it waits for. exit_code is that of "
-        "`researcher status`: 0 done, or it goes on by itself, 1 failed, 3 a person has to do something, 4 out of budget. `wait_s` waits for a change.",
+        "Show how a study is doing: status, trials, decisions, verdicts, budget, and what it waits for. exit_code is that of "
+        "`researcher status`: 0 done or continuing by itself, 1 failed, 3 a person has to do something, "
+        "4 out of budget. `wait_s` waits for a change.",
     ),
-    _tool(*("curves", Curves, _curves), "Learning curves of a study's trials by step, also while they train."),
+    _tool(
+        *("curves", Curves, _curves), "Return the learning curves of a study's trials by step, also while they train."
+    ),
     _tool(
         *("samples", OneStudy, _samples),
-        "What each arm's model was asked, what it answered and what that was worth, before, during and after training.",
+        "Show what each arm's model was asked, what it answered and which reward that got, before, during and after training.",
     ),
     _tool(
         *("findings", About, _findings),
-        "What earlier studies have found, nulls too, and what contradicts what. Look here before you ask again.",
+        "List what earlier studies found, including null results, and which findings contradict each other. "
+        "Look here before asking again.",
     ),
     _tool(
         *("report", OneStudy, _report),
-        "The report of a study, written anew from its records: the answer first, then what was run and what it rests on.",
+        "Rewrite and return a study's report from its records: the answer first, then what was run and what the answer rests on.",
         "adds",
     ),
     _tool("verify", OneStudy, _verify, "Recompute every number of a study's report from the records."),
     _tool(
         *("stop", Stop, _stop),
-        "Stop a study at the next safe point. `confirm` is its whole id.",
+        "Stop a study at the next safe point. `confirm` is its complete id.",
         "ends",
     ),
     _tool(
         *("campaign_status", OneCampaign, _campaign_status),
-        "A campaign: its decisions, hypotheses, what is confirmed, what is left of the budget, and what it waits for.",
+        "Show a campaign: its decisions, hypotheses, what is confirmed, what is left of the budget, and what it waits for.",
     ),
     _tool(
         *("campaign_tell", Tell, _campaign_tell),
-        "Say something to a campaign's next decision, which quotes it.",
+        "Send a message to a campaign's next decision, which quotes it.",
         "adds",
     ),
     _tool(
         *("campaign_approve", Approve, _campaign_approve),
-        "Say yes to the study that a campaign waits with. Only where a person has said so to you. An instrument that an LLM wrote "
+        "Approve the study at which a campaign waits. Do this only if a person told you to. An instrument that an LLM wrote "
         "is refused here: a person reads and approves it in the terminal or on the page.",
         "adds",
     ),

@@ -20,8 +20,11 @@ _BEARER = "bearer "
 
 
 def serve_stdio(server: Server[dict[str, Any]]) -> None:
-    """Serve the parent process until it closes standard input. An interrupt ends the process at once, because the SDK reads
-    standard input in a thread that would first wait for another line."""
+    """Serve the parent process until it closes standard input.
+
+    An interrupt ends the process immediately, because the SDK reads standard input in a thread that would otherwise wait for
+    another line.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     anyio.run(_over_stdio, server)
 
@@ -32,7 +35,7 @@ async def _over_stdio(server: Server[dict[str, Any]]) -> None:
 
 
 def http_app(server: Server[dict[str, Any]], access: Access) -> ASGIApp:
-    """Streamable HTTP at PATH, without sessions: calls are independent, so clients survive a restart of the server."""
+    """Serve streamable HTTP at PATH, without sessions: calls are independent, so clients survive a restart of the server."""
     guarded = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # the guard's rules are stricter
     app = server.streamable_http_app(
         streamable_http_path=PATH, json_response=True, stateless_http=True, transport_security=guarded
@@ -41,7 +44,7 @@ def http_app(server: Server[dict[str, Any]], access: Access) -> ASGIApp:
 
 
 class Guard:
-    """Passes requests that name this server as their host, come from no other site and carry the token, if one is set."""
+    """Passes requests that name this server as their host, do not come from another site, and carry the token if one is set."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -56,7 +59,7 @@ class Guard:
         if not access.serves(host):
             return PlainTextResponse(f"this server is at {access.url}{PATH}\n", 403)
         if not access.is_own(host, headers.get("origin"), headers.get("sec-fetch-site")):
-            return PlainTextResponse("this was sent from another site; nothing was done\n", 403)
+            return PlainTextResponse("this request came from another site; nothing was done\n", 403)
         if access.token is None or access.knows(_token_in(headers.get("authorization", ""))):
             return None
         said = f"send the token of {access.variable} as `Authorization: Bearer TOKEN`; nothing was done\n"

@@ -10,17 +10,18 @@ from researcher.notify.words import Subject, conclusion_notice, failure_notice, 
 
 
 def campaign_gate(record: CampaignRecord, decision: int, asked: str, how: str) -> Notice:
-    """The campaign waits for a person's answer. asked: the question, a sentence. how: the commands that answer it."""
+    """Say that the campaign waits for a person's answer. `asked` is the question, as a sentence; `how` lists the commands that
+    answer it."""
     return gate_notice(subject_of(record), str(decision), asked, how)
 
 
 def campaign_failure(record: CampaignRecord, decisions: int, at: float) -> Notice:
-    """The campaign cannot continue by itself. decisions: how many it has made. at: now."""
-    return failure_notice(subject_of(record), f"It cannot go on after decision {decisions}.", at)
+    """Say that the campaign cannot continue by itself. `decisions` is the number of decisions so far; `at` is the current time."""
+    return failure_notice(subject_of(record), f"The campaign cannot continue after decision {decisions}.", at)
 
 
 def campaign_conclusion(record: CampaignRecord, answer: Sequence[str], report: Path) -> Notice:
-    """The campaign is concluded. answer: sentences. report: the file."""
+    """Say that the campaign is concluded. `answer` is a list of sentences; `report` is the file."""
     return conclusion_notice(subject_of(record), " ".join(answer), report)
 
 

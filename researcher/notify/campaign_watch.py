@@ -1,4 +1,4 @@
-"""Watches a campaign while it is worked on: notices a standstill, and the end of each day."""
+"""Watches a campaign while it runs: sends notices when it stalls and at the end of each day."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from researcher.store.store import Store
 
 
 class CampaignWatch:
-    """Notices a standstill and the end of each day.
+    """Records a notice when the campaign stalls and at the end of each day.
 
-    services: names. Each notice is recorded once, whichever process makes it; the sinks send it.
+    `services` are names. Each notice is recorded once, whichever process makes it; the sinks send it.
     """
 
     def __init__(self, store: Store, campaign_id: str, services: Sequence[str], folder: Path, clock: Clock) -> None:
@@ -30,7 +30,7 @@ class CampaignWatch:
         self._began = clock.now()
 
     def look(self) -> None:
-        """Check once. Call it regularly, from a thread."""
+        """Check once. Call this regularly, from a thread."""
         decisions = self._store.campaigns.decisions(self._id)
         studies = [each.study_id for each in decisions if each.study_id is not None]
         if studies:
@@ -55,6 +55,8 @@ class CampaignWatch:
         trials = self._store.trials.all(studies[-1], series=(SERIES,))
         picture = curves_png(trials, self._folder / "digests" / f"day-{day}.png")
         ended = sum(self._store.studies.get(each).status.ended for each in studies)
-        lines = [f"{len(studies)} studies so far, {ended} of them over; the newest is {studies[-1]}."]
-        lines += [f"Left of its budget: {budget_text(each)}." for each in self._store.budgets.all(studies[-1])]
+        lines = [f"{len(studies)} studies so far, {ended} of them ended; the newest is {studies[-1]}."]
+        lines += [
+            f"Left of the newest study's budget: {budget_text(each)}." for each in self._store.budgets.all(studies[-1])
+        ]
         self._store.notices.record(digest_notice(subject_of(record), day, lines, picture), self._services)

@@ -1,4 +1,4 @@
-"""A study's learning curves as a PNG, for services that show no SVG."""
+"""A study's learning curves as a PNG, for services that do not show SVG."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SIZE_INCHES, _DPI = (7.6, 3.8), 120
 
 
 def curves_png(trials: Sequence[TrialRecord], file: Path) -> Path | None:
-    """Draw mean training reward by optimiser step: thin lines for seeds, bold for an arm's mean, rings for held-out tasks.
+    """Draw mean training reward by optimizer step: thin lines for seeds, bold for an arm's mean, rings for held-out tasks.
 
-    Returns None, and writes no file, before the first step.
+    Before the first step, returns None and writes no file.
     """
     drawn = [trial for trial in trials if trial.series.get(SERIES)]
     if not drawn:

@@ -1,6 +1,7 @@
-"""Notification services: a study file names them, environment variables hold their addresses.
+"""Notification services: a study file names them, and environment variables hold their addresses.
 
-An address is a secret. Nothing here prints, logs, stores or raises it; apprise's own log lines, which may hold it, are discarded.
+An address is a secret. Nothing here prints, logs, stores or raises it; apprise's own log lines, which may contain it, are
+discarded.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ _STATUS = re.compile(r"\berror=(\d{3})\b")
 
 
 class NotSent(Exception):
-    """The service did not accept the notice. The text is our own and does not contain the address."""
+    """Raised when the service did not accept the notice. The text is our own and does not contain the address."""
 
 
 class Notifier(Protocol):
-    """One service. `send` blocks for a few seconds at most; it may be called from any thread."""
+    """One service. `send` blocks for a few seconds at most and may be called from any thread."""
 
     def send(self, notice: Notice) -> None:
-        """Send the notice. Raises: NotSent, and nothing else."""
+        """Send the notice. Raises only NotSent."""
 
 
 class AppriseNotifier:
-    """A service with an apprise URL. Raises: ValueError for a URL that apprise does not know; the text does not quote it."""
+    """A service with an apprise URL.
+
+    Raises: ValueError for a URL that apprise does not know; the text does not quote the URL.
+    """
 
     def __init__(self, url: str) -> None:
         import apprise  # takes longer to import than most commands take
@@ -39,7 +43,7 @@ class AppriseNotifier:
         self._service = apprise.Apprise(asset=asset)
         if not self._service.add(url) or len(self._service) == 0:
             raise ValueError(
-                "apprise does not understand the address; its documentation lists the forms, one per service"
+                "apprise does not know this form of address; its documentation lists the form for each service"
             )
 
     def send(self, notice: Notice) -> None:
@@ -74,15 +78,19 @@ _TYPES = {
 
 
 def _hush() -> None:
-    """Silence apprise's loggers: their lines may hold the address."""
+    """Silence apprise's loggers, because their lines may contain the address."""
     log = logging.getLogger("apprise")
     log.handlers[:], log.propagate = [logging.NullHandler()], False
 
 
 def _why(lines: Iterable[str]) -> str:
-    """The reason of a failure. Takes nothing but a status code from apprise's log lines."""
+    """Say why sending failed. Takes only a status code from apprise's log lines."""
     codes = [found[1] for line in lines if (found := _STATUS.search(line))]
-    return f"the service answered with HTTP {codes[-1]}" if codes else "the service cannot be reached, or refused it"
+    return (
+        f"the service answered with HTTP {codes[-1]}"
+        if codes
+        else "the service cannot be reached, or it refused the notice"
+    )
 
 
 def variable_of(name: str) -> str:
@@ -90,7 +98,7 @@ def variable_of(name: str) -> str:
 
 
 def named(environ: Mapping[str, str]) -> list[str]:
-    """Names of the services whose addresses are set."""
+    """List the names of the services whose addresses are set."""
     return sorted(
         key.removeprefix(NOTIFY_PREFIX)
         for key, value in environ.items()
@@ -99,11 +107,11 @@ def named(environ: Mapping[str, str]) -> list[str]:
 
 
 def notifier_of(name: str, environ: Mapping[str, str]) -> Notifier:
-    """The service of this name. Raises: SpecRefused if its address is missing or unknown to apprise."""
+    """Return the service of this name. Raises: SpecRefused if its address is missing or unknown to apprise."""
     variable, url = variable_of(name), environ.get(variable_of(name), "").strip()
     if not url:
         others = named(environ)
-        said = f"nobody knows where {name} is: set {variable} to its apprise URL (slack://…, mailto://…, json://…)"
+        said = f"the address of {name} is not set: set {variable} to its apprise URL (slack://…, mailto://…, json://…)"
         raise SpecRefused("notify", said, others)
     try:
         return AppriseNotifier(url)

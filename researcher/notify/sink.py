@@ -1,6 +1,7 @@
-"""Sends notices: one sink per service, next to the sinks that copy the records, each with its own outages.
+"""Sends notices. Each service has its own sink, next to the sinks that copy the records, so that one service's outage does not
+affect others.
 
-A notice that is recorded as sent is never sent again, even after a crash. Failed ones are retried with growing pauses.
+A notice that is recorded as sent is never sent again, even after a crash. Failed notices are retried with growing pauses.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _HOPE_S = 86_400.0
 
 
 class NotifySink:
-    """Sends notices to one service. After a failure it pauses for 10 s, then twice as long each time, up to 10 min."""
+    """Sends notices to one service. After a failure it pauses for 10 s; each further failure doubles the pause, up to 10 min."""
 
     def __init__(self, store: Store, service: str, notifier: Notifier, clock: Clock) -> None:
         self.service = service
@@ -31,8 +32,9 @@ class NotifySink:
         self._not_before = clock.monotonic()
 
     def drain(self, subject_id: str | None = None) -> int:
-        """Send waiting notices about a study, a campaign or everything, oldest first; returns how many were sent. Stops at the first
-        failure, because the other notices go to the same service.
+        """Send waiting notices about a study, a campaign or everything, oldest first. Returns how many were sent.
+
+        Stops at the first failure, because the other notices go to the same service.
         """
         notices = self._store.notices
         if self._clock.monotonic() < self._not_before or not notices.unsent(self.service, subject_id):
@@ -45,7 +47,7 @@ class NotifySink:
                 except NotSent as error:
                     self._pause()
                     notices.mark_unsent(waiting.seq, str(error))
-                    _log.warning("a notice waits for %s: %s", self.service, error)
+                    _log.warning("could not send a notice to %s, will retry: %s", self.service, error)
                     break
                 notices.mark_sent(waiting.seq)
                 self._failures, sent = 0, sent + 1
@@ -57,28 +59,28 @@ class NotifySink:
 
 
 def sinks_of(store: Store, services: Sequence[str], environ: Mapping[str, str], clock: Clock) -> list[NotifySink]:
-    """A sink per service. Skips, with a log line, services whose addresses are not known here; their notices wait."""
+    """Return a sink for each service. Logs and skips services whose addresses are not known here; their notices wait."""
     found = []
     for service in dict.fromkeys(services):
         try:
             found.append(NotifySink(store, service, notifier_of(service, environ), clock))
         except SpecRefused as refused:
-            _log.warning("notices to %s wait: %s", service, refused)
+            _log.warning("cannot send notices to %s yet: %s", service, refused)
     return found
 
 
 class Post:
-    """Sends waiting notices about all studies and campaigns. For the daemon, which outlives their workers."""
+    """Sends waiting notices about all studies and campaigns. Used by the daemon, which outlives their workers."""
 
     def __init__(self, store: Store, environ: Mapping[str, str], clock: Clock) -> None:
         self._store = store
         self._environ = environ
         self._clock = clock
         self._sinks: dict[str, NotifySink | None] = {}
-        """Sinks by service; None if its address is not known here."""
+        """Sinks by service; None if the service's address is not known here."""
 
     def deliver(self) -> bool:
-        """Send once; returns whether notices of the last day still wait for a service that is known here."""
+        """Send once. Returns whether notices of the last day still wait for a service that is known here."""
         for service in self._store.notices.services():
             if service not in self._sinks:
                 self._sinks[service] = next(iter(sinks_of(self._store, [service], self._environ, self._clock)), None)

@@ -1,4 +1,4 @@
-"""Watches a study while it is worked on: notices a standstill, and the end of each day."""
+"""Watches a study while it runs: sends notices when it stalls and at the end of each day."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 STALLED_S = 3600.0
-"""A study stands still after this time without progress, or after twice the time that a trial may go without progress, if
+"""A study counts as stalled after this time without progress, or after twice the time that a trial may go without progress, if
 that is longer."""
 
 
 class Watch:
-    """Call `look` regularly. Each notice is recorded once, whichever process makes it; the sinks send it.
+    """Records notices about a study. Call `look` regularly.
 
-    folder: the study's. stalled_s: time without progress that counts as a standstill.
+    Each notice is recorded once, whichever process makes it; the sinks send it. `folder` is the study's folder. `stalled_s` is the
+    time without progress after which the study counts as stalled.
     """
 
     def __init__(
@@ -37,11 +38,11 @@ class Watch:
         self._stalled_s = max(STALLED_S, stalled_s)
         self._began = clock.now()
         self._day = 0
-        """The last day with a recorded digest."""
+        """Last day for which a digest is recorded."""
 
     @classmethod
     def of(cls, store: Store, study: StudyRecord, plan: Plan, folder: Path, clock: Clock) -> Self | None:
-        """The watch of a study; None if the study names no notification service."""
+        """Return the watch of a study; None if the study names no notification service."""
         if not study.options.notify:
             return None
         return cls(store, study, folder, clock, 2 * TrialLimits.expecting(plan).stall_s)

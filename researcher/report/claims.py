@@ -1,6 +1,6 @@
 """The numbers of a report. Each is a claim: a name, an expression, its value, and its printed text.
 
-All formatting is done here: templates and drawings never format numbers themselves.
+All formatting happens here: templates and drawings never format numbers themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ABSENT = "not measured"
 
 
 class Style(StrEnum):
-    """How to print a value. VALUE and DIFF use the metric's number of decimals (`decimals_of`)."""
+    """How to print a value. VALUE and DIFF use the number of decimals that suits the metric (`decimals_of`)."""
 
     WORD = "word"
     COUNT = "count"
@@ -36,7 +36,7 @@ class Style(StrEnum):
 
 
 class Ledger:
-    """Collects the claims of one report, in the order in which they are added."""
+    """Collects the claims of one report in the order in which they are added."""
 
     def __init__(self, records: Records) -> None:
         self._evaluator = Evaluator(records)
@@ -47,19 +47,19 @@ class Ledger:
         return list(self._claims.values())
 
     def claim(self, name: str, expression: str, style: Style, decimals: int = 0) -> Claim:
-        """Add a claim, and evaluate it now.
+        """Evaluate an expression and add it as a claim.
 
-        Raises: ValueError when the name already belongs to another claim; and as `Evaluator.value` does.
+        Raises: ValueError when the name already belongs to another claim; also what `Evaluator.value` raises.
         """
         value = self._evaluator.value(expression)
         made = Claim(name=name, expression=expression, value=value, text=printed(value, style, decimals))
         known = self._claims.setdefault(name, made)
         if known != made:
-            raise ValueError(f"claim {name!r} is {known.expression} already; {expression} needs a name of its own")
+            raise ValueError(f"claim {name!r} is already {known.expression}; give {expression} a different name")
         return known
 
     def claims_of(self, prefix: str, asked: Mapping[str, tuple[str, Style]], decimals: int = 0) -> dict[str, Claim]:
-        """Add claims `PREFIX.NAME`; returns them by name. asked: expression and style of each."""
+        """Add claims named `PREFIX.NAME` and return them by name. `asked` gives the expression and style of each."""
         return {name: self.claim(f"{prefix}.{name}", text, style, decimals) for name, (text, style) in asked.items()}
 
     def fields(self, prefix: str, expression: str, styles: Mapping[str, Style], decimals: int = 0) -> dict[str, Claim]:
@@ -69,12 +69,12 @@ class Ledger:
 
 
 def decimals_of(metric: Metric) -> int:
-    """Number of decimals that resolve a fiftieth of the metric's margin."""
+    """Return the number of decimals that resolve a fiftieth of the metric's margin."""
     return max(0, math.ceil(-math.log10(metric.margin / 50))) if metric.margin > 0 else 3
 
 
 def printed(value: Value, style: Style, decimals: int = 0) -> str:
-    """`value` as the report prints it; `ABSENT` for None."""
+    """Format `value` for the report; `ABSENT` for None."""
     if value is None:
         return ABSENT
     if isinstance(value, str):
@@ -99,7 +99,7 @@ def _seeds(value: float) -> str:
 
 
 def _plain(value: float) -> str:
-    """Three significant digits; small and large numbers with a power of ten."""
+    """Format three significant digits; small and large numbers get a power of ten."""
     if value == int(value) and abs(value) < 1e6:
         return _count(value)
     return f"{value:.3g}".replace("-", "−", 1) if value < 0 else f"{value:.3g}"
@@ -113,7 +113,7 @@ def _percent(value: float) -> str:
 
 
 def _level(value: float) -> str:
-    """The confidence level of an interval. A level close to 100 % keeps the digits that distinguish it from 100 %."""
+    """Format the confidence level of an interval. A level close to 100 % keeps the digits that distinguish it from 100 %."""
     share = 100 * value
     if share < 99.95:
         return _percent(value)

@@ -22,7 +22,7 @@ class Difference(BaseModel):
     """One difference between the report and the records."""
 
     claim: str
-    """The claim's name; if it is not a claim: `plan`, `verdict H1`, `decision compare` or `file report.md`."""
+    """Name of the claim. If it is not a claim: `plan`, `verdict H1`, `decision compare` or `file report.md`."""
     expression: str = ""
     reported: Value = None
     recomputed: Value = None
@@ -36,19 +36,19 @@ class Difference(BaseModel):
 
 
 def shown(column: object) -> Value:
-    """A column's value as a difference shows it; lists become JSON."""
+    """Convert a column's value to how a difference shows it; containers become JSON."""
     return column if column is None or isinstance(column, str | int | float) else json.dumps(column, ensure_ascii=False)
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two values are equal, numbers up to rounding."""
+    """True if two values are equal, numbers up to rounding."""
     if isinstance(one, int | float) and isinstance(other, int | float):
         return same_number(one, other)
     return one == other
 
 
 def alike(one: object, other: object) -> bool:
-    """`same`, applied recursively to containers."""
+    """True if two values are equal as `same` defines it, applied recursively to containers."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -61,17 +61,17 @@ _OUTCOMES = {
     TrialStatus.FAILED: ("failed", "withdrawn"),
     TrialStatus.PLANNED: ("failed", "withdrawn"),
 }
-"""Expected outcome of the last attempt, by the trial's status; `open` for any other status."""
+"""Expected outcomes of the last attempt, by the trial's status; `open` for any other status."""
 _SETTLED_BY_SERVERS = ("dtype", "checkpoint.keep")
 """Fields of a RunSpec that a server may change."""
 _Path = tuple[str, ...]
 _CODE: _Path = ("code_version",)
 _CLOCK_S = 60.0
-"""Tolerance for clocks that are set back between two records, in seconds."""
+"""Tolerance for a clock that is set back between two records, in seconds."""
 
 
 def conducted(records: Records) -> Iterator[Difference]:
-    """All differences that this module can find."""
+    """Yield all differences that this module can find."""
     yield from _attempts(records)
     yield from _attrition(records)
     yield from _budgets(records)
@@ -95,7 +95,7 @@ def _attempts(records: Records) -> Iterator[Difference]:
                 claim=subject, **told, problem="the trial's number of attempts differs from the recorded attempts"
             )
         elif outcomes and (outcomes[-1] not in wanted or {"done", "open"} & {*outcomes[:-1]}):
-            problem = f"their outcomes ({', '.join(outcomes)}) are not those of a trial that is {trial.status}"
+            problem = f"their outcomes ({', '.join(outcomes)}) do not fit a trial that is {trial.status}"
             yield Difference(claim=subject, problem=problem)
         elif tried and trial.status is TrialStatus.DONE:
             yield from _held(subject, trial, tried[-1].spec)
@@ -104,7 +104,7 @@ def _attempts(records: Records) -> Iterator[Difference]:
 
 
 def _attrition(records: Records) -> Iterator[Difference]:
-    """Compare the stored rows of attempts at episodes with the trial's evidence, which the sentinel and the report read."""
+    """Compare the stored rows of episode attempts with the trial's evidence, which the sentinel and the report read."""
     recorded = records.data.attrition
     if recorded is None:
         return
@@ -114,7 +114,7 @@ def _attrition(records: Records) -> Iterator[Difference]:
         now = {} if found is None else {(trial.arm, kind, cause): count for kind, cause, count in found.rows()}
         for row in sorted(then.keys() | now.keys()):
             if then.get(row) != now.get(row):
-                problem = "its attempts at episodes in SQL differ from those in its evidence"
+                problem = "its episode attempts in SQL differ from those in its evidence"
                 told = {"reported": then.get(row), "recomputed": now.get(row)}
                 yield Difference(
                     claim=f"trial_attrition {trial.key}", expression=" ".join(row), **told, problem=problem
@@ -122,8 +122,10 @@ def _attrition(records: Records) -> Iterator[Difference]:
 
 
 def _held(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Iterator[Difference]:
-    """Compare the last attempt's spec as sent with the one that its server ran. Skips trials whose spec was changed on the way,
-    which a sentinel checks."""
+    """Compare the spec sent for the last attempt with the spec that the server ran.
+
+    Skips trials whose spec was changed in between, since a sentinel checks those.
+    """
     held = trial.evidence.spec if trial.evidence and not trial.evidence.changes else None
     if held is None:
         return
@@ -137,7 +139,7 @@ def _held(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Itera
 
 
 def _as_planned(records: Records, trial: TrialRecord, attempt: AttemptRecord, plan_hash: str) -> Iterator[Difference]:
-    """Compare the specs sent to server and client with the plan and the arm. A failed attempt may lack either."""
+    """Compare the specs sent to server and client with the plan and the arm. Either may be missing for a failed attempt."""
     versions = (records.plan.instrument_code, *(repair.new for repair in records.data.repairs))
     for part, sent, wanted in (
         ("spec", attempt.spec, _spec(records, trial, plan_hash)),
@@ -158,7 +160,7 @@ def _as_planned(records: Records, trial: TrialRecord, attempt: AttemptRecord, pl
 
 
 def _spec(records: Records, trial: TrialRecord, plan_hash: str) -> dict[_Path, object]:
-    """RunSpec fields set by the plan. Runs of further models are not recorded."""
+    """Return the RunSpec fields that the plan sets. Runs of further models are not recorded."""
     study, plan = records.data.study_id, records.plan
     fields = plan.run_fields(plan.levels_of(plan.arm(trial.arm))) if plan.sources else {}
     labels = {"study": study, "trial": trial.key, "arm": trial.arm, "seed": str(trial.seed), "plan": plan_hash}
@@ -172,7 +174,7 @@ def _spec(records: Records, trial: TrialRecord, plan_hash: str) -> dict[_Path, o
 
 
 def _texts(fields: Mapping[str, Any]) -> Mapping[str, str]:
-    """Source texts of a run's custom functions."""
+    """Return the source texts of a run's custom functions."""
     found: Mapping[str, str] = fields.get("algorithm", {}).get("sources", {})
     return found
 
@@ -196,7 +198,7 @@ def _blueprint(records: Records, trial: TrialRecord, attempt: AttemptRecord) -> 
 
 
 def _settings(plan: Plan, trial: TrialRecord, root: str) -> dict[str, object]:
-    """Settings of this trial under `root`; empty if the plan lacks one of its factors."""
+    """Return this trial's settings under `root`; empty if the plan lacks one of its factors."""
     try:
         found = settings_of(plan, trial)
     except Unchecked:
@@ -205,14 +207,14 @@ def _settings(plan: Plan, trial: TrialRecord, root: str) -> dict[str, object]:
 
 
 def _budgets(records: Records) -> Iterator[Difference]:
-    """Compare the recorded budget with the plan's. There is none before the first attempt."""
+    """Compare the recorded budget with the plan's. No budget is recorded before the first attempt."""
     recorded = records.data.budgets
     if not recorded or not any(trial.attempt for trial in records.data.trials):
         return
     for kind, planned in records.plan.budget.model_dump().items():
         limit = recorded.get(kind)
         if limit is not planned and (limit is None or planned is None or not same(limit, planned)):
-            problem = "the study was held to another budget than the plan's"
+            problem = "the study was held to a different budget than the plan's"
             yield Difference(claim=f"budget {kind}", reported=limit, recomputed=planned, problem=problem)
 
 
@@ -229,7 +231,7 @@ def _stage_times(records: Records) -> Iterator[Difference]:
         last = max((trial.ended_at for trial in trials if trial.ended_at is not None), default=None)
         told = {"claim": f"stage {decision.after}"}
         if begun is None or begun < earlier - _CLOCK_S or (first is not None and begun > first + _CLOCK_S):
-            problem = "it did not begin before its trials and after those of the stages before it"
+            problem = "it did not begin after the trials of earlier stages and before its own"
             yield Difference(**told, expression="started_at", reported=begun, recomputed=first, problem=problem)
         if ended is None or ended < (last or begun or 0.0) - _CLOCK_S:
             problem = "it did not end after its trials"

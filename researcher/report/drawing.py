@@ -1,4 +1,4 @@
-"""Two drawings as SVG text: learning curves, and effects against their margins. They need no scripts, fonts or network.
+"""Draws two figures as SVG text: learning curves, and effects against their margins. They need no scripts, fonts or network.
 
 Every position comes from a series or a claim; `claims` formats every printed number.
 """
@@ -25,7 +25,7 @@ _WIDTH, _HEIGHT = 760, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 14, 52
 _ROW = 22
 _LABELS = 250
-"""Minimum width of the effects' labels."""
+"""Minimum width of the labels of effects."""
 _LETTER = 7.2
 """Average width of a letter, rounded up."""
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -54,7 +54,7 @@ class Scale:
 
     @classmethod
     def over(cls, values: Sequence[float], start: float, end: float) -> Self:
-        """The scale that covers these values; a single value lies in the middle."""
+        """Return the scale that covers these values; a single value lies in the middle."""
         low, high = min(values), max(values)
         return cls(low, high, start, end) if high > low else cls(low - 0.5, low + 0.5, start, end)
 
@@ -63,8 +63,8 @@ class Scale:
 
 
 def learning_curves(arms: Sequence[tuple[str, Sequence[TrialRecord]]], series: str, y_label: str) -> str:
-    """Draw thin lines for seeds, bold ones for an arm's mean, rings for an arm's mean held-out reward. Empty if no trial
-    recorded the series."""
+    """Draw thin lines for seeds, bold lines for an arm's mean, and rings for an arm's mean held-out reward. Returns an empty
+    string if no trial recorded the series."""
     lines = [(name, [sorted(t.series[series]) for t in trials if t.series.get(series)]) for name, trials in arms]
     held = [mean_curve([line for trial in trials if (line := held_out_curve(trial))]) for _, trials in arms]
     points = [point for _, seeds in lines for line in seeds for point in line]
@@ -102,7 +102,11 @@ def effects(intervals: Sequence[Interval]) -> str:
     body = [_rect(x(-1), top, x(1) - x(-1), bottom - top, "#eef2f6")]
     body += [_text(x(tick), bottom + 18, printed(tick, Style.PLAIN), "middle") for tick in x_ticks]
     body += [_rule(x(tick), top, x(tick), bottom, _INK if tick == 0 else _GRID) for tick in x_ticks]
-    body.append(_text((left + right) / 2, bottom + 38, "difference, in margins (shaded: within)", "middle"))
+    body.append(
+        _text(
+            (left + right) / 2, bottom + 38, "difference, in units of the margin (shaded: within the margin)", "middle"
+        )
+    )
     for number, one in enumerate(known):
         at = top + row * (number + 0.5)
         low, diff, high = (x(_units(claim, one)) for claim in (one.low, one.diff, one.high))
@@ -119,12 +123,12 @@ def effects(intervals: Sequence[Interval]) -> str:
 
 
 def standalone(svg: str) -> str:
-    """The drawing as a standalone file. The namespace is only a name; nothing is fetched from it."""
+    """Turn the drawing into a standalone file. The namespace is only a name; nothing is fetched from it."""
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
 
 def sparkline(line: Line, beside: Iterable[Line] = ()) -> str:
-    """A curve as one row of block characters. beside: other curves that share its scale."""
+    """Draw a curve as one row of block characters. `beside` lists other curves that share its scale."""
     values = [value for _, value in sorted(line)]
     if not values:
         return ""
@@ -135,7 +139,7 @@ def sparkline(line: Line, beside: Iterable[Line] = ()) -> str:
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """At most `most` round numbers that cover `low` to `high`, which may be equal."""
+    """Return at most `most` round numbers that cover `low` to `high`, which may be equal."""
     if high <= low:
         reach = abs(low) / 10 or 0.5
         low, high = low - reach, high + reach
@@ -146,7 +150,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
             if last - first < most:
                 digits = max(0, -exponent)
                 return [round(number * size, digits) for number in range(first, last + 1)]
-    raise ValueError(f"no ticks between {low} and {high}")
+    raise ValueError(f"found no ticks between {low} and {high}")
 
 
 def _units(claim: Claim, of: Interval) -> float:
@@ -185,7 +189,7 @@ def _path(line: Line, x: Scale, y: Scale, number: int, *, bold: bool) -> str:
 
 
 def _rings(line: Line, x: Scale, y: Scale, number: int) -> list[str]:
-    """Held-out points as rings. A dotted line connects them to show that they belong together; it is not a measurement."""
+    """Draw held-out points as rings. The dotted line between them only shows that they belong together; it is not a measurement."""
     if not line:
         return []
     colour, _ = _look(number)
@@ -200,7 +204,7 @@ def _ring(x: float, y: float, colour: str) -> str:
 
 
 def _legend(names: Sequence[str], *, ringed: bool) -> tuple[list[str], int]:
-    """Legend below the axis, in as many rows as the names need. ringed: whether there are held-out points."""
+    """Draw a legend below the axis, in as many rows as the names need. `ringed`: whether there are held-out points."""
     body: list[str] = []
     at, row = float(_LEFT), 0
     if ringed:

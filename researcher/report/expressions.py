@@ -26,7 +26,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 class BadExpression(ValueError):
-    """The language does not have this expression. The text names the wrong part."""
+    """Raised for an expression that the language does not have. The text names the wrong part."""
 
 
 class Evaluator:
@@ -36,16 +36,16 @@ class Evaluator:
         self._vocabulary = Vocabulary(records)
 
     def value(self, expression: str) -> Value:
-        """Value of the expression; None if the records lack it.
+        """Evaluate the expression; None if the records lack its value.
 
         Raises: BadExpression; UnknownName; RecordsDisagree when a stored number differs from its series.
         """
         if len(expression) > LONGEST:
-            raise BadExpression(f"an expression has at most {LONGEST} characters, this one has {len(expression)}")
+            raise BadExpression(f"an expression may have at most {LONGEST} characters; this one has {len(expression)}")
         try:
             tree = ast.parse(expression, mode="eval")
         except (SyntaxError, ValueError) as error:
-            raise BadExpression(f"{expression!r} cannot be read: {error}") from error
+            raise BadExpression(f"{expression!r} is not a valid expression: {error}") from error
         try:
             found = self._answer(tree.body)
         except RecursionError as error:
@@ -59,7 +59,7 @@ class Evaluator:
     def _answer(self, node: ast.expr) -> Answer:
         match node:
             case ast.Constant(value=bool()):
-                raise BadExpression("true and false are not values in this language")
+                raise BadExpression("this language has no true and false")
             case ast.Constant(value=int() | float() | str() as value):
                 return value
             case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -97,7 +97,7 @@ class Evaluator:
 
     def _ask(self, word: str, args: list[ast.expr], keywords: list[ast.keyword]) -> Answer:
         if word not in WORDS:
-            raise BadExpression(f"{word!r} is not a word of the language; it has {', '.join(sorted(WORDS))}")
+            raise BadExpression(f"{word!r} is not a word of the language; known words: {', '.join(sorted(WORDS))}")
         named = {keyword.arg: _literal(keyword.value) for keyword in keywords if keyword.arg is not None}
         if len(named) != len(keywords):
             raise BadExpression(f"{word}(**…) is not part of the language")
@@ -109,7 +109,7 @@ class Evaluator:
 
 
 def call(word: str, *args: str | int, **named: str | int) -> str:
-    """The text of a call: `call("final", "auc", arm="a", seed=0)` is `final("auc", arm="a", seed=0)`."""
+    """Format a call as text: `call("final", "auc", arm="a", seed=0)` gives `final("auc", arm="a", seed=0)`."""
     parts = [_quoted(arg) for arg in args] + [f"{name}={_quoted(value)}" for name, value in named.items()]
     return f"{word}({', '.join(parts)})"
 
@@ -119,7 +119,7 @@ def _quoted(value: str | int) -> str:
 
 
 def _refuse_huge(number: int) -> int:
-    """Raises: BadExpression for a number too large for a float, which could not be compared with anything."""
+    """Return the number. Raises: BadExpression if it is too large for a float, because nothing could be compared with it."""
     try:
         float(number)
     except OverflowError as error:
@@ -134,4 +134,4 @@ def _literal(node: ast.expr) -> str | int | float:
         and not isinstance(node.value, bool)
     ):
         return node.value
-    raise BadExpression(f"an argument is a text or a number, not {ast.unparse(node)!r}")
+    raise BadExpression(f"an argument must be a text or a number, not {ast.unparse(node)!r}")

@@ -1,6 +1,6 @@
 """Words of the expression language for lost attempts at episodes.
 
-Counts cover finished trials, each in its last attempt. None if a finished trial did not record them.
+Counts cover the last attempt of each finished trial. They are None if a finished trial did not record them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _CAUSES = [cause.value for cause in Cause]
 
 
 class LossWords:
-    """Base class of `Vocabulary`."""
+    """Base class of `Vocabulary`: the words about lost attempts."""
 
     _records: Records
     _plan: Plan
 
     def episodes_tried(self, *, arm: str | None = None, kind: str | None = None) -> int | None:
-        """Attempts at episodes. kind: `train`, `eval` (held-out), or None for both."""
+        """Count attempts at episodes. `kind` is `train`, `eval` (held-out), or None for both."""
         counts = self._counts(arm, kind)
         return None if counts is None else sum(each.attempts for each in counts)
 
     def episodes_lost(self, cause: str | None = None, *, arm: str | None = None, kind: str | None = None) -> int | None:
-        """Attempts lost to a cause (`swarm.protocol.episodes.Cause`), or to any."""
+        """Count attempts lost to a cause (`swarm.protocol.episodes.Cause`), or to any cause."""
         if cause is not None and cause not in _CAUSES:
             raise UnknownName(f"unknown cause {cause!r}; known: {_CAUSES}")
         counts = self._counts(arm, kind)
@@ -38,17 +38,18 @@ class LossWords:
         return sum(count for each in counts for of, count in each.lost.items() if cause in (None, of.value))
 
     def tasks_set_aside(self, *, arm: str | None = None, kind: str | None = None) -> int | None:
-        """Tasks given up after repeated lost attempts."""
+        """Count tasks given up after repeated lost attempts."""
         counts = self._counts(arm, kind)
         return None if counts is None else sum(each.set_aside for each in counts)
 
     def lost_share(self, *, arm: str, kind: str) -> float | None:
-        """Share of an arm's attempts that were lost. Attempts lost to server, network or a person do not count at all."""
+        """Return the share of an arm's attempts that were lost. Attempts lost to server, network or a person are not
+        counted."""
         asked = _kind(kind)
         return None if self._counts(arm, kind) is None else arm_share(self._done(arm), asked)
 
     def loss_test(self, hypothesis: str, kind: str) -> Mapping[str, float | int | str | None] | None:
-        """Fields of researcher.analysis.attrition.LossTest; None if nothing was lost or too few trials are done."""
+        """Return the fields of researcher.analysis.attrition.LossTest; None if nothing was lost or too few trials are done."""
         asked = _kind(kind)
         if hypothesis not in {each.id for each in self._plan.hypotheses}:
             raise UnknownName(f"the plan has no hypothesis {hypothesis!r}")
@@ -59,11 +60,11 @@ class LossWords:
         return None
 
     def attrition_alpha(self) -> float:
-        """Joint significance level of a study's difference tests."""
+        """Return the joint significance level of a study's difference tests."""
         return ALPHA
 
     def attrition_limit(self) -> float:
-        """Share of lost attempts at which the sentinel fires, independently of the other arms."""
+        """Return the share of lost attempts at which the sentinel fires, whatever the other arms lost."""
         return MOST_LOST
 
     def _counts(self, arm: str | None, kind: str | None) -> list[EpisodeAttempts] | None:

@@ -43,17 +43,16 @@ _CURVE = "reward_mean"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """All content of a report except its wording."""
+    """The content of a report, without its wording."""
 
     data: StudyData
     plan: Plan
     outcome: str
-    """One of the results of `outcome_of`."""
+    """One of the values that `outcome_of` returns."""
     ending: Ending | None
     """Why the study ended, if its outcome is `ended`."""
     rule: str | None
-    """In words, the result of the plan's rule that orders the arms or picks what continues; None without such a rule.
-    """
+    """Result, in words, of the plan's rule that orders the arms or picks what continues; None without such a rule."""
     study: Claims
     budget: Claims
     stages: list[tuple[Stage, Claims]]
@@ -70,54 +69,54 @@ class Page:
     cost: Claims
     censored: list[CensoredPart]
     metrics: list[Metric]
-    """All metrics, those of the hypotheses first."""
+    """All metrics; those of the hypotheses come first."""
     curves: str
     effects: str
     claims: list[Claim]
 
     @property
     def in_sequence(self) -> bool:
-        """Whether comparisons follow from each other, because several stages decide hypotheses."""
+        """True if comparisons follow one another, because several stages decide hypotheses."""
         return len({part.stage.id for part in self.hypotheses}) > 1
 
     @property
     def raced(self) -> bool:
-        """Whether exploratory stages choose the hypotheses to test."""
+        """True if exploratory stages choose the hypotheses to test."""
         return any(part.stage.keep is not None for part in self.hypotheses)
 
     @property
     def screened(self) -> bool:
-        """Whether the study only explores effects and tests nothing."""
+        """True if the study only explores effects and tests nothing."""
         return any(part.explored for part in self.hypotheses)
 
     @property
     def screens_factors(self) -> bool:
-        """Whether a screen estimates main effects of several factors, instead of comparing arms with the first."""
+        """True if a screen estimates main effects of several factors, instead of comparing arms with the first one."""
         return any(part.explored and part.hypothesis.treatment_arms for part in self.hypotheses)
 
     @property
     def secondary(self) -> list[str]:
-        """Secondary metrics: they decide nothing and are shown with intervals."""
+        """Names of secondary metrics, which decide nothing and are shown with intervals."""
         return list(dict.fromkeys(name for part in self.hypotheses for name in part.secondary))
 
     @property
     def ranked(self) -> list[HypothesisPart]:
-        """Hypotheses in the plan's order; in a screen, largest effect first."""
+        """Hypotheses in the plan's order; in a screen, by size of the effect, largest first."""
         return _ranked(self.hypotheses)
 
     @property
     def looked(self) -> bool:
-        """Whether several stages look at the same comparison as its seeds come in."""
+        """True if several stages look at the same comparison as more seeds finish."""
         return any(stage.spends is not None for stage in self.plan.stages)
 
     @property
     def only(self) -> HypothesisPart | None:
-        """The hypothesis, if the plan has exactly one."""
+        """The plan's hypothesis, if it has exactly one."""
         return self.hypotheses[0] if len(self.hypotheses) == 1 else None
 
     @property
     def advised(self) -> list[HypothesisPart]:
-        """Hypotheses for which the report advises what to ask next; in an underpowered study, one per number of seeds needed."""
+        """Hypotheses for which the report suggests what to ask next; in an underpowered study, one for each number of seeds needed."""
         if self.outcome == "ended":
             return []
         if self.outcome == "underpowered":
@@ -126,12 +125,12 @@ class Page:
 
     @property
     def amendments(self) -> list[dict[str, Any]]:
-        """Amendments of the plan from the journal, in order."""
+        """Amendments of the plan, from the journal, in order."""
         return [event.detail for event in self.data.events if event.kind == "amended"]
 
     @property
     def stood_in(self) -> list[str]:
-        """Stand-ins that were trained instead of the plan's models, such as the echo engine."""
+        """Models that were trained in place of the plan's models, such as the echo engine."""
         planned = {model.title for model in self.plan.hosted}
         trained = trained_models(self.plan, [arm.name for arm in self.plan.arms], self.data.trials)
         return [name for name in trained if name not in planned]
@@ -144,22 +143,22 @@ class Page:
 
     @property
     def interim(self) -> bool:
-        """Whether held-out tasks were played during training."""
+        """True if held-out tasks were played during training."""
         return any(part.held for part in self.trials)
 
     @property
     def with_own_seeds(self) -> list[ArmPart]:
-        """Arms with the same settings as another arm, on seeds of their own."""
+        """Arms that have the same settings as another arm but use different seeds."""
         return [part for part in self.arms if part.arm.seed_offset]
 
     def without_noise(self, part: HypothesisPart) -> bool:
-        """Whether the noise floor's trials are all equal, so that it gives neither a number of seeds nor power."""
+        """True if the noise floor's trials are all equal, so that it gives neither a number of seeds nor power."""
         bounds = {metric.name: claims["sigma_upper"].value for metric, claims in self.noise}
         return bounds[part.hypothesis.metric] == 0
 
     @property
     def still(self) -> bool:
-        """Whether no hypothesis's noise floor has any spread."""
+        """True if the noise floor has no spread for any hypothesis."""
         return all(map(self.without_noise, self.hypotheses))
 
     def with_state(self, severity: str) -> list[SentinelPart]:
@@ -167,7 +166,7 @@ class Page:
 
 
 def page(records: Records) -> Page:
-    """Compute the whole content of the report.
+    """Compute the entire content of the report.
 
     Raises: RecordsDisagree when a stored number differs from its series.
     """
@@ -370,7 +369,7 @@ def _step(ledger: Ledger, after: str, records: Records) -> StepPart:
 
 
 def _cost(ledger: Ledger, *, asked_llm: bool) -> Claims:
-    """Claims about cost. asked_llm: whether a planner LLM was used; its cost is shown only then."""
+    """Make the claims about cost. `asked_llm`: whether a planner LLM was used; only then is its cost shown."""
     llm = {
         "llm_calls": (call("count_llm_calls"), Style.COUNT),
         "llm_tokens": (call("llm_tokens"), Style.COUNT),
@@ -391,7 +390,7 @@ def _cost(ledger: Ledger, *, asked_llm: bool) -> Claims:
 
 
 def _censored(ledger: Ledger, plan: Plan, metrics: Sequence[Metric]) -> list[CensoredPart]:
-    """Metrics with trials that never reached their threshold."""
+    """List the metrics with trials that never reached their threshold."""
     parts = []
     for metric in metrics:
         if metric.kind in UNTIL:

@@ -1,4 +1,4 @@
-"""The parts of a report's page with their claims: hypothesis, arm, trial, decision, sentinel, earlier finding. No wording."""
+"""Parts of a report's page with their claims: hypothesis, arm, trial, decision, sentinel, earlier finding. Contains no wording."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from researcher.study.plan import ALPHA, Arm, Hypothesis, Known, Plan, Stage, St
 from swarm.protocol.episodes import Cause
 
 Claims = dict[str, Claim]
-"""Claims by their short names in templates."""
+"""Claims by the short names that templates use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HypothesisPart:
     hypothesis: Hypothesis
     stage: Stage
-    """The stage that decides the hypothesis."""
+    """Stage that decides the hypothesis."""
     verdict: str
     reason: str
     measured: bool
     censored: bool
-    """Whether any of its trials never reached the metric's threshold."""
+    """True if any of its trials never reached the metric's threshold."""
     left_behind: str | None
-    """Why the plan's rules left it untested; None if they did not."""
+    """Why the plan's rules left the hypothesis untested; None if they did not."""
     crossed: bool
-    """Whether it is an interaction, whose sides are not levels of a factor."""
+    """True if it is an interaction, whose sides are not levels of a factor."""
     log_scale: bool
-    """Whether it is a trend over the logarithm of its levels."""
+    """True if it is a trend over the logarithm of its levels."""
     claims: Claims
     secondary: dict[str, Claims]
-    """By secondary metric: diff, low, high and level."""
+    """Claims by secondary metric: diff, low, high and level."""
 
     @property
     def trend(self) -> bool:
-        """Whether it tests the change along a fitted line."""
+        """True if it tests the change along a fitted line."""
         return bool(self.hypothesis.between_arms)
 
     @property
     def explored(self) -> bool:
-        """Whether a screen only explores it, without a test."""
+        """True if a screen explores it without a test."""
         return self.stage.explores
 
     @property
     def bends(self) -> bool:
-        """Whether the levels of a trend deviate from its line."""
+        """True if the levels of a trend deviate from its line."""
         lacks = self.claims["p_lack_of_fit"].value if self.trend else None
         return isinstance(lacks, float) and lacks < ALPHA  # fixed, so that stricter studies get no fewer warnings
 
     @property
     def size(self) -> float:
-        """Absolute effect; negative if there is none."""
+        """Absolute size of the effect; negative if there is no effect."""
         diff = self.claims["diff"].value
         return abs(diff) if isinstance(diff, int | float) else -1.0
 
@@ -66,7 +66,7 @@ class ArmPart:
     claims: Claims
     levels: Claims
     summaries: dict[str, Claims]
-    """mean, sd and iqm by metric."""
+    """Claims by metric: mean, sd and iqm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class CensoredPart:
     trials: Claim
     arms: Claims
     decides: bool
-    """Whether a hypothesis uses this metric."""
+    """True if a hypothesis uses this metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class KnownPart:
     known: Known
     claims: Claims
     agreements: list[tuple[str, Claim]]
-    """For each hypothesis that asks the same question: how its verdict relates to the finding."""
+    """How the verdict relates to the finding, for each hypothesis that asks the same question."""
 
     @property
     def contradicted(self) -> bool:
@@ -125,7 +125,7 @@ class KnownPart:
 
 
 def study_claims(ledger: Ledger, plan: Plan) -> Claims:
-    """Claims about the whole study: its plan, and counts of trials, verdicts and findings."""
+    """Make the claims about the study as a whole: its plan, and counts of trials, verdicts and findings."""
     asked = {
         "plan_hash": (call("plan_hash"), Style.WORD),
         "version": (call("plan", "version"), Style.COUNT),
@@ -155,13 +155,13 @@ def study_claims(ledger: Ledger, plan: Plan) -> Claims:
 
 
 def budget_claims(ledger: Ledger, *, tokens: bool) -> Claims:
-    """Claims about the plan's limits, by kind. tokens: whether it limits tokens."""
+    """Make the claims about the plan's limits, by kind. `tokens`: whether the plan limits tokens."""
     styles = {"wall_s": Style.SECONDS, "trials": Style.COUNT} | ({"tokens": Style.COUNT} if tokens else {})
     return ledger.claims_of("budget", {kind: (call("budget", kind), style) for kind, style in styles.items()})
 
 
 def stage_claims(ledger: Ledger, stage: Stage) -> Claims:
-    """Claims about a stage: seeds, trials, the alpha of a look, and the first fresh seed after a screen."""
+    """Make the claims about a stage: seeds, trials, the alpha of a look, and the first fresh seed after a screen."""
     own = call("stage", stage.id)
     asked = {name: (f"{own}.{name}", Style.COUNT) for name in ("seeds", "max_seeds", "first_seed")}
     if stage.spends is not None:
@@ -184,7 +184,7 @@ _KNOWN = {
 
 
 def known_part(ledger: Ledger, known: Known) -> KnownPart:
-    """An earlier finding, and how this study's verdicts relate to it."""
+    """Quote an earlier finding, and say how this study's verdicts relate to it."""
     name = f"known.{known.id}"
     claims = ledger.fields(name, call("known", known.id), _KNOWN)
     asked = {hypothesis: (call("agreement", known.id, hypothesis), Style.WORD) for hypothesis in known.same_as}
@@ -202,7 +202,10 @@ _TESTED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmLosses:
-    """One arm's attempts at episodes of one kind. claims: attempts, set_aside, share, and every cause with losses in the study."""
+    """One arm's attempts at episodes of one kind.
+
+    `claims` holds attempts, set_aside, share, and every cause of losses in the study.
+    """
 
     arm: str
     kind: Kind
@@ -211,7 +214,7 @@ class ArmLosses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLost:
-    """An arm's first attempt lost to a cause, with the message of its client or grader."""
+    """The first attempt of an arm that was lost to a cause, with the message of its client or grader."""
 
     arm: str
     seed: int
@@ -221,20 +224,23 @@ class FirstLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Lost attempts of a study. claims: attempts and lost of the whole study, alpha and limit of the sentinel."""
+    """Lost attempts of a study.
+
+    `claims` holds attempts and lost for the study as a whole, and the sentinel's alpha and limit.
+    """
 
     claims: Claims
     causes: list[str]
-    """Causes with losses in finished trials."""
+    """Causes of losses in finished trials."""
     arms: list[ArmLosses]
     tests: list[tuple[Hypothesis, Kind, Claims]]
     first: list[FirstLost]
     watched: bool
-    """Whether the plan has the sentinel."""
+    """True if the plan has the sentinel."""
 
     @property
     def counted(self) -> bool:
-        """Whether every finished trial recorded its attempts."""
+        """True if every finished trial recorded its attempts."""
         return self.claims["attempts"].value is not None
 
     @property
@@ -243,7 +249,7 @@ class Losses:
 
 
 def losses(ledger: Ledger, records: Records) -> Losses:
-    """Lost attempts of the finished trials."""
+    """Collect the lost attempts of the finished trials."""
     watched = "attrition" in records.plan.sentinels
     found = [trial.evidence.attrition for trial in records.done if trial.evidence and trial.evidence.attrition]
     causes = [cause.value for cause in Cause if any(each.of(kind).lost.get(cause) for each in found for kind in KINDS)]
@@ -278,7 +284,7 @@ def _test(ledger: Ledger, records: Records, hypothesis: str, kind: Kind) -> tupl
 
 
 def _first(records: Records, arms: list[str]) -> list[FirstLost]:
-    """For each arm and cause, the first loss in the order of trials."""
+    """Find the first loss for each arm and cause, in the order of trials."""
     found: dict[tuple[str, str], FirstLost] = {}
     for trial in records.done:
         said = trial.evidence.attrition.first if trial.evidence and trial.evidence.attrition else {}

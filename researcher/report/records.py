@@ -30,7 +30,8 @@ ENDED = (TrialStatus.DONE, TrialStatus.FAILED)
 class Records:
     """A study's records and the results computed from them, each computed once.
 
-    Args:  believe_finals: trust stored finals. Only to say what they would give, never for a report.
+    `believe_finals` trusts stored finals without recomputing them; use it only to show what they would give, never for a report.
+
     Raises: RecordsDisagree for a trial whose arm is not in the plan.
     """
 
@@ -55,23 +56,23 @@ class Records:
 
     @cached_property
     def conclusions(self) -> Conclusions:
-        """Raises: RecordsDisagree when a final behind a verdict differs from its series."""
+        """Effects, findings and verdicts. Raises: RecordsDisagree when a final behind a verdict differs from its series."""
         self.check_all()
         return conclude(self.plan, self.data.trials)
 
     @cached_property
     def findings(self) -> list[SentinelFinding]:
-        """The sentinels' findings; they read series and evidence, not finals."""
+        """Findings of the sentinels, which read series and evidence but no finals."""
         return inspect(self.plan, self.data.trials)
 
     @cached_property
     def loss_tests(self) -> list[LossTest]:
-        """Tests of lost attempts, as the sentinel `attrition` does them."""
+        """The tests of lost attempts that the sentinel `attrition` runs."""
         return loss_tests(self.plan, self.done)
 
     @cached_property
     def path(self) -> tuple[Decision, ...]:
-        """Decisions along the plan's branches from the first stage on, each made on the trials of the stages up to it.
+        """Decisions along the plan's branches from the first stage on. Each is based on the trials of the stages up to it.
 
         Raises: RecordsDisagree as `conclusions` does, or when no branch of the plan applies.
         """
@@ -94,7 +95,7 @@ class Records:
         return tuple(decisions)
 
     def secondary(self, hypothesis: Hypothesis, metric: str) -> Effect | None:
-        """The effect of a hypothesis on a secondary metric; None if too few trials have ended.
+        """Return the effect of a hypothesis on a secondary metric; None if too few trials have ended.
 
         Raises: RecordsDisagree as `check` does.
         """
@@ -110,9 +111,9 @@ class Records:
         return next((trial for trial in self.data.trials if trial.arm == arm and trial.seed == seed), None)
 
     def check(self, metric: str, trials: Iterable[TrialRecord]) -> None:
-        """Recompute `metric` for each finished trial.
+        """Recompute `metric` for each finished trial and compare it with the stored final.
 
-        Raises: RecordsDisagree for the first trial whose stored final differs, is absent, or cannot be computed.
+        Raises: RecordsDisagree for the first trial whose stored final differs, is missing, or cannot be computed.
         """
         for trial in trials:
             if trial.status is TrialStatus.DONE:
@@ -124,7 +125,7 @@ class Records:
                     raise found
 
     def check_all(self) -> None:
-        """`check` for the metrics of all hypotheses."""
+        """Run `check` for the metrics of all hypotheses."""
         for hypothesis in self.plan.hypotheses:
             self.check(hypothesis.metric, [trial for trial in self.done if trial.arm in hypothesis.sides])
         for stage in self.plan.stages:
@@ -135,7 +136,7 @@ class Records:
     def _disagreement(self, name: str, trial: TrialRecord) -> RecordsDisagree | None:
         stored = trial.finals.get(name)
         if stored is None or not math.isfinite(stored):
-            return RecordsDisagree(f"trial {trial.key} is done, but its {name!r} is stored as {stored!r}")
+            return RecordsDisagree(f"trial {trial.key} is done, but its stored {name!r} is {stored!r}")
         if self._believe:
             return None
         try:
@@ -144,10 +145,11 @@ class Records:
             return RecordsDisagree(f"trial {trial.key}: {missing}")
         if same_number(stored, computed):
             return None
-        return RecordsDisagree(f"trial {trial.key}: {name!r} is stored as {stored!r}, but its series give {computed!r}")
+        return RecordsDisagree(f"trial {trial.key}: stored {name!r} is {stored!r}, but its series give {computed!r}")
 
     def _over(self, stage: Stage, seeds: int, seen: Sequence[str]) -> bool:
-        """Whether all trials that the stage asks for have ended. seen: the stages up to this one, whose trials determine the list."""
+        """True if all trials that the stage asks for have ended. `seen` lists the stages up to this one, whose trials determine
+        which those are."""
         try:
             pairs = due(self.plan, stage, seeds, [trial for trial in self.data.trials if trial.stage in seen])
         except NotEnoughTrials:
@@ -157,7 +159,7 @@ class Records:
 
 
 def fingerprint(trial: TrialRecord) -> str:
-    """SHA-256 of everything recorded for a trial. Any changed value changes it."""
+    """Return the SHA-256 of everything recorded for a trial. Any changed value changes it."""
     fields = trial.model_dump(mode="json")
     fields["series"] = {name: sorted(points) for name, points in trial.series.items()}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -165,7 +167,7 @@ def fingerprint(trial: TrialRecord) -> str:
 
 
 def mean_curve(lines: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
-    """Mean of several curves at each step that all of them have."""
+    """Average several curves at each step that all of them have."""
     curves = [dict(line) for line in lines]
     if not curves:
         return []
@@ -174,7 +176,7 @@ def mean_curve(lines: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, 
 
 
 def held_out_curve(trial: TrialRecord) -> list[tuple[int, float]]:
-    """Mean held-out reward by step, from interim evaluations; if there are none, from those before and after training."""
+    """Return the mean held-out reward by step from interim evaluations, or if there are none, from those before and after training."""
     if interim := trial.series.get(HELDOUT_REWARD):
         return sorted(interim)
     ends = [[value for _, value in trial.series.get(f"eval_reward_{when}", ())] for when in ("before", "after")]
@@ -190,15 +192,19 @@ _WITHOUT_ANSWER = (StudyStatus.STOPPED, StudyStatus.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a study ended. kind: `budget`, `rejected`, `failed` (a person has to repair it), `repeated` (one trial of another
-    study, run again), or `stopped`."""
+    """Why a study ended.
+
+    `kind` is `budget`, `rejected`, `failed` (a person has to repair it), `repeated` (it only reran one trial of another study), or
+    `stopped`.
+    """
 
     kind: str
     reason: str
 
 
 def outcome_of(records: Records) -> str:
-    """`decided`, `underpowered`, `halted` (a rule could not be evaluated), `ended` (without an answer), or `open` (stages are left)."""
+    """Classify how the study came out: `decided`, `underpowered`, `halted` (a rule could not be evaluated), `ended` (without an
+    answer), or `open` (stages are left)."""
     last = records.path[-1] if records.path else None
     if last is None or last.action == "stage":
         return "open" if records.data.status not in _WITHOUT_ANSWER else "ended"
@@ -208,7 +214,7 @@ def outcome_of(records: Records) -> str:
 
 
 def ending_of(data: StudyData) -> Ending | None:
-    """Why the study stopped or failed; None if it did neither."""
+    """Say why the study stopped or failed; None if it did neither."""
     if data.status not in _WITHOUT_ANSWER:
         return None
     reason = data.reason or "no reason was recorded"
@@ -224,7 +230,7 @@ def ending_of(data: StudyData) -> Ending | None:
 
 
 def ended_or_went_on(data: StudyData) -> bool:
-    """Whether the study stopped or failed, or continued after that, since its newest report was written."""
+    """True if, since its newest report, the study stopped, failed, or continued after stopping or failing."""
     reports = [event.seq for event in data.events if event.kind == "report"]
     told = [event for event in data.events if event.kind == "study"]
     if not reports:
@@ -235,7 +241,7 @@ def ended_or_went_on(data: StudyData) -> bool:
 
 
 def rule_of(records: Records) -> str | None:
-    """In words, the result of the plan's rule that orders the arms or picks what continues; None without such a rule."""
+    """Return, in words, the result of the plan's rule that orders the arms or picks what continues; None without such a rule."""
     chosen = [one for one in records.path if one.to is not None and len(records.plan.alternatives(one.to)) > 1]
     if chosen:
         return chosen[-1].reason

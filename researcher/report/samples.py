@@ -1,6 +1,6 @@
-"""Sample answers: questions, answers and rewards of an arm's model before, during and after training.
+"""Picks sample answers: questions, answers and rewards of an arm's model before, during and after training.
 
-They are not claims: they are printed as stored, cut to a bounded size. Each arm shows its first finished trial by seed order,
+They are not claims: they are printed as stored, cut to a maximum length. Each arm shows its first finished trial in order of seeds,
 if possible on tasks that the other arms show too.
 """
 
@@ -15,14 +15,17 @@ from researcher.models import SampledEpisode, TrialRecord, TrialStatus
 from researcher.study.plan import Plan
 
 EACH = 2
-"""Number of episodes shown for each phase: held out before, in training, held out during training, held out after."""
+"""Number of episodes shown for each phase: held-out before, training, held-out during training, held-out after."""
 LONGEST = 300
-"""Longest question or answer, in characters."""
+"""Maximum length of a question or answer, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePart:
-    """One episode. when: `before`, `training`, `interim` or `after`. step: optimiser step of the weights that played it."""
+    """One sample episode.
+
+    `when` is `before`, `training`, `interim` or `after`. `step` is the optimizer step of the weights that played it.
+    """
 
     arm: str
     seed: int
@@ -41,8 +44,10 @@ def samples_of(
     samples: Mapping[str, Sequence[SampledEpisode]],
     statuses: Collection[TrialStatus] = (TrialStatus.DONE,),
 ) -> list[SamplePart]:
-    """Samples by arm, in the plan's order; empty if none were stored. statuses: of trials that may be shown, in order of
-    preference."""
+    """Return samples by arm, in the plan's order; empty if none were stored.
+
+    `statuses` lists the statuses of trials that may be shown, in order of preference.
+    """
     order = list(statuses)
     shown: dict[str, tuple[TrialRecord, dict[str, list[SampledEpisode]]]] = {}
     for arm in plan.arms:
@@ -66,7 +71,8 @@ def samples_of(
 def shown_samples(
     plan: Plan, trials: Sequence[TrialRecord], samples: Mapping[str, Sequence[SampledEpisode]]
 ) -> list[SamplePart]:
-    """Samples to show during training, without secrets: for each arm from a finished trial, else from one that trains."""
+    """Return samples to show during training, with secrets removed. Each arm's come from a finished trial if it has one, else
+    from one in training."""
     found = samples_of(plan, trials, samples, (TrialStatus.DONE, TrialStatus.RUNNING, TrialStatus.PAUSED))
     return [
         replace(part, task=redact(part.task), question=redact(part.question), answer=redact(part.answer))
@@ -75,7 +81,7 @@ def shown_samples(
 
 
 def _by_time(episodes: Sequence[SampledEpisode], *, ended: bool) -> dict[str, list[SampledEpisode]]:
-    """Order episodes by phase. ended: whether the trial has an evaluation after training."""
+    """Group episodes by phase, in order. `ended`: whether the trial was evaluated after training."""
     held_out = [episode for episode in episodes if episode.kind == "eval"]
     first, last = (edge((episode.step for episode in held_out), default=0) for edge in (min, max))
     after = [episode for episode in held_out if ended and episode.step == last != first]
@@ -93,7 +99,7 @@ def _shared(arms: Sequence[Sequence[SampledEpisode]]) -> set[str]:
 
 
 def _chosen(episodes: Sequence[SampledEpisode], shared: set[str]) -> list[SampledEpisode]:
-    """The first and the last episode, in stored order, with shared tasks preferred."""
+    """Pick the first and the last episode in stored order, preferring shared tasks."""
     ranked = sorted(enumerate(episodes), key=lambda pair: (pair[1].task_id not in shared, pair[0]))
     common = [pair for pair in ranked if pair[1].task_id in shared]
     pool = common if len(common) >= EACH else ranked[: max(EACH, len(common))]
@@ -118,7 +124,7 @@ def _part(trial: TrialRecord, when: str, episode: SampledEpisode) -> SamplePart:
 
 
 def question_in(request: Any) -> str:
-    """The last user message of a recorded request in any dialect; empty if there is none."""
+    """Return the last user message of a recorded request in any dialect; empty if there is none."""
     if not isinstance(request, Mapping):
         return _text(request)
     turns = request.get("messages", request.get("input", request.get("prompt", "")))
@@ -129,7 +135,7 @@ def question_in(request: Any) -> str:
 
 
 def answer_in(answer: Any) -> str:
-    """The text of a recorded answer in any dialect, including its tool calls."""
+    """Return the text of a recorded answer in any dialect, including its tool calls."""
     if not isinstance(answer, Mapping):
         return _text(answer)
     choices = answer.get("choices")
@@ -144,7 +150,7 @@ def _text(value: Any) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Texts of a message or its parts: contents, texts, names and arguments of tool calls; no ids, roles or types."""
+    """Yield the texts of a message or its parts: contents, texts, names and arguments of tool calls; no ids, roles or types."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):

@@ -37,29 +37,31 @@ _ANSWERS = (".diff", ".low", ".high")
 """Suffixes of claims that every report prints: effects with their intervals."""
 _REASON = ".reason"
 """Suffix of claims that state a reason in words."""
-_MISSING = "the file is missing; `researcher report` writes it again"
+_MISSING = "the file is missing; `researcher report` rewrites it"
 
 
 def verify(
     data: StudyData, claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSeal | None = None
 ) -> list[Difference]:
-    """All differences between report and records; empty when the report holds.
+    """List all differences between report and records; empty when the report holds.
 
     If another version of this program worded the report, its files must match that version's digests; all numbers are still
     recomputed.
 
-    Args:  claims, files, seal: as `write_report` returned them and the store kept them.
+    `claims`, `files` and `seal` are as `write_report` returned them and the store kept them.
     """
     try:
         records = Records(data)
     except RecordsDisagree as error:
-        return [Difference(claim="report", problem=f"it cannot be rebuilt from these records: {error}")]
+        return [Difference(claim="report", problem=f"the report cannot be rebuilt from these records: {error}")]
     if _went_on(data):
-        since = Difference(claim="report", problem="the study went on since; `researcher report` writes it again")
+        since = Difference(
+            claim="report", problem="the study has continued since; `researcher report` rewrites the report"
+        )
         return [*_plan(records), since]
     elsewhere = seal is not None and reworded(seal)
     if not elsewhere and ended_or_went_on(data):  # earlier versions wrote the report before the end
-        told = "the study ended or went on since; `researcher report` writes it again"
+        told = "the study has ended or continued since; `researcher report` rewrites the report"
         return [*_plan(records), Difference(claim="report", problem=told)]
     found = [*_plan(records), *_claims(records, claims, elsewhere=elsewhere)]
     try:
@@ -73,24 +75,23 @@ def verify(
         else:
             found += [*_completeness(whole, claims), *_files(whole, files, sealed=seal is not None)]
     except (RecordsDisagree, UnknownName) as error:
-        found.append(Difference(claim="report", problem=f"it cannot be rebuilt from these records: {error}"))
+        found.append(Difference(claim="report", problem=f"the report cannot be rebuilt from these records: {error}"))
     return found
 
 
 def reworded(seal: ReportSeal) -> bool:
-    """Whether another version of this program wrote the report, perhaps with other wording."""
+    """True if another version of this program wrote the report, perhaps with different wording."""
     return seal.wording != wording()
 
 
 def _went_on(data: StudyData) -> bool:
-    """Whether any trial began, rested or ended, or a decision was made, after the newest report was written."""
+    """True if a trial began, rested or ended, or a decision was made, after the newest report was written."""
     reports = [event.seq for event in data.events if event.kind == "report"]
     return bool(reports) and any(event.seq > reports[-1] and event.kind.startswith(_PROGRESS) for event in data.events)
 
 
 def _concluded_by_another_version(data: StudyData) -> bool:
-    """Whether another version wrote the first report after the last decision. Then its verdicts and decisions stand as
-    recorded."""
+    """True if another version wrote the first report after the last decision. Its verdicts and decisions then stand as recorded."""
     decided = max((event.seq for event in data.events if event.kind == "decision"), default=0)
     first = next((event for event in data.events if event.kind == "report" and event.seq > decided), None)
     if first is None:
@@ -102,16 +103,16 @@ def _concluded_by_another_version(data: StudyData) -> bool:
 def _as_sealed(
     claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSeal, said: Sequence[str]
 ) -> Iterator[Difference]:
-    """Check files against their seal. said: texts that may be the source of numbers that are not claims."""
+    """Check files against their seal. `said` lists texts that may be the source of numbers that are not claims."""
     listed = [f"{claim.expression} {claim.value} {claim.text}" for claim in claims]
     known = {number for text in (*said, *listed, str(len(claims))) for number in numbers_in(text)}
     if claims_digest(claims) != seal.claims:
-        yield Difference(claim="report", problem="its claims differ from those stored when it was written")
+        yield Difference(claim="report", problem="the claims differ from those stored when the report was written")
     for kind in [*seal.files, *(kind for kind in files if kind not in seal.files)]:
         path = Path(files[kind]) if kind in files else None
         subject = f"file {path.name if path else kind}"
         if path is None or kind not in seal.files:
-            yield Difference(claim=subject, problem="it is not one of the files that were written")
+            yield Difference(claim=subject, problem="it is not among the files that were written")
         elif not path.is_file():
             yield Difference(claim=subject, problem=_MISSING)
         elif digest(path.read_bytes()) != seal.files[kind]:
@@ -122,7 +123,7 @@ def _as_sealed(
 
 
 def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Difference]:
-    """Effects and intervals missing from the file. (Other numbers are not always printed.)"""
+    """Find effects and intervals that are missing from the file. Other numbers are not always printed."""
     text = path.read_text(errors="replace")
     for claim in claims:
         if claim.name.endswith(_ANSWERS) and isinstance(claim.value, int | float) and PRINTED[kind](claim) not in text:
@@ -130,17 +131,18 @@ def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Differen
                 claim=claim.name,
                 expression=claim.expression,
                 reported=claim.text,
-                problem=f"{path.name} says something else",
+                problem=f"{path.name} shows a different value",
             )
     known = {(claim.expression, claim.text) for claim in claims}
     for expression, said in dict.fromkeys(marked_claims(text)):
         if (expression, said) not in known:
-            problem = "it is marked as a claim but is not one"
+            problem = "it is marked as a claim but is not among the report's claims"
             yield Difference(claim=f"file {path.name}", expression=expression, reported=said, problem=problem)
 
 
 def _unheard_of(path: Path, known: Container[str]) -> Iterator[Difference]:
-    """Lines with a number that is in no claim and not in the plan. Another version may reword a line, but not change its numbers."""
+    """Find lines with a number that is in no claim and not in the plan. Another version may word a line differently, but not
+    change its numbers."""
     for at, line in enumerate(visible(path.read_text(errors="replace")).split("\n"), start=1):
         for number in dict.fromkeys(numbers_in(line)):
             if number not in known:
@@ -162,14 +164,18 @@ def _plan(records: Records) -> Iterator[Difference]:
 
 
 def _by_another_version(found: Difference) -> Difference:
-    """Mark a difference as possibly due to the other version, not to changed records."""
-    problem = f"{found.problem} (another version of researcher concluded the study, perhaps with other rules)"
+    """Mark a difference as possibly caused by the other version, not by changed records."""
+    problem = f"{found.problem} (a different version of researcher concluded the study, perhaps with different rules)"
     return found.model_copy(update={"problem": problem})
 
 
 def _claims(records: Records, claims: Sequence[Claim], *, elsewhere: bool) -> Iterator[Difference]:
-    """Recompute claims, those of single trials first: they point to the changed record. elsewhere: another version computed them."""
-    differs = "another version of researcher computed it; `researcher report` writes it again"
+    """Recompute the claims.
+
+    Claims of single trials come first, because they point to the changed record. `elsewhere`: whether another version computed the
+    claims.
+    """
+    differs = "a different version of researcher computed it; `researcher report` rewrites the report"
     evaluator, stored = Evaluator(records), Evaluator(Records(records.data, believe_finals=True))
     for claim in sorted(claims, key=lambda claim: not claim.name.startswith("trial.")):
         told = {"claim": claim.name, "expression": claim.expression, "reported": claim.value}
@@ -185,12 +191,12 @@ def _claims(records: Records, claims: Sequence[Claim], *, elsewhere: bool) -> It
             continue
         if not same(claim.value, value):
             yield Difference(
-                **told, recomputed=value, problem=differs if elsewhere else "the records give another value"
+                **told, recomputed=value, problem=differs if elsewhere else "the records give a different value"
             )
 
 
 def _as_stored(evaluator: Evaluator, claim: Claim) -> Value:
-    """The claim's value from stored finals, even if their series differ; None if it needs the series."""
+    """Return the claim's value from stored finals, even if their series differ; None if it needs the series."""
     try:
         return evaluator.value(claim.expression)
     except (RecordsDisagree, MetricMissing):
@@ -204,7 +210,9 @@ def _completeness(whole: Page, claims: Sequence[Claim]) -> Iterator[Difference]:
         now, then = wanted.get(name), kept.get(name)
         if now is None or then is None:
             what = (
-                "the report makes this claim, but it was not kept" if then is None else "the report makes no such claim"
+                "the report makes this claim, but the claim was not stored"
+                if then is None
+                else "the report makes no such claim"
             )
             one = now or then
             yield Difference(claim=name, expression=one.expression if one else "", problem=what)
@@ -217,19 +225,19 @@ def _completeness(whole: Page, claims: Sequence[Claim]) -> Iterator[Difference]:
                 expression=now.expression,
                 reported=then.text,
                 recomputed=now.text,
-                problem="it is printed differently now",
+                problem="it is now printed differently",
             )
 
 
 def _over(records: Records) -> bool:
-    """Whether no trial is left to run, so that verdicts and findings must exist."""
+    """True if no trial is left to run, so that verdicts and findings must exist."""
     return bool(records.path) and records.path[-1].action != "stage"
 
 
 def _verdicts(records: Records, *, reworded: bool) -> Iterator[Difference]:
     recorded = {record.hypothesis: record for record in records.data.verdicts}
     for name in recorded.keys() - {now.hypothesis for now in records.conclusions.verdicts}:
-        problem = "a verdict is recorded, and the plan has no such hypothesis"
+        problem = "a verdict is recorded, but the plan has no such hypothesis"
         yield Difference(claim=f"verdict {name}", reported=recorded[name].verdict.value, problem=problem)
     for now in records.conclusions.verdicts:
         then = recorded.get(now.hypothesis)
@@ -252,7 +260,7 @@ def _verdicts(records: Records, *, reworded: bool) -> Iterator[Difference]:
                     expression="sentinels",
                     reported=", ".join(then.sentinels),
                     recomputed=", ".join(now.sentinels),
-                    problem="the recorded sentinels are not those that fire on the trials",
+                    problem="the recorded sentinels differ from those that fire on the trials",
                 )
             yield from _effect(subject, then, now)
             yield from _decided_after(records, subject, now.hypothesis)
@@ -263,7 +271,7 @@ def _reasons_agree(then: object, now: str, *, reworded: bool) -> bool:
 
 
 def _same_but_for_words(then: object, now: object) -> bool:
-    """Whether both texts contain the same numbers, in any order."""
+    """True if both texts contain the same numbers, in any order."""
     return isinstance(then, str) and isinstance(now, str) and sorted(numbers_in(then)) == sorted(numbers_in(now))
 
 
@@ -274,14 +282,14 @@ def _decided_after(records: Records, subject: str, hypothesis: str) -> Iterator[
         return
     stages, last = list(decided.get(hypothesis, ())), records.path[-1].after
     if stages != [last]:
-        problem = "it was not given exactly once, after the last stage"
+        problem = "the verdict was not given exactly once, after the last stage"
         yield Difference(claim=subject, reported=", ".join(stages), recomputed=last, problem=problem)
 
 
 def _effect(subject: str, then: VerdictRecord, now: VerdictRecord) -> Iterator[Difference]:
     if then.effect is None or now.effect is None:
         if then.effect is not now.effect:
-            yield Difference(claim=subject, problem="only one of the recorded and the recomputed verdict has an effect")
+            yield Difference(claim=subject, problem="only one of the recorded and recomputed verdicts has an effect")
         return
     for field in Effect.model_fields:
         old, new = getattr(then.effect, field), getattr(now.effect, field)
@@ -298,7 +306,7 @@ def _findings(records: Records) -> Iterator[Difference]:
     then, now = ({finding.id: finding for finding in found} for found in (data.findings, computed))
     for name in sorted(then.keys() | now.keys()):
         if name not in then or name not in now:
-            problem = "it is not on record" if name not in then else "the study's verdicts leave no such finding"
+            problem = "the finding is not recorded" if name not in then else "the study's verdicts give no such finding"
             yield Difference(claim=f"finding {name}", problem=problem)
             continue
         old, new = (
@@ -314,8 +322,10 @@ _DECIDED = ("action", "to", "seeds", "seeds_needed", "power", "reason")
 
 
 def _decisions(records: Records, *, reworded: bool) -> Iterator[Difference]:
-    """Compare the journal's decisions with the plan's branches. Skips a study that was not conducted (a replay): its journal has
-    no decisions."""
+    """Compare the journal's decisions with the plan's branches.
+
+    Skips a study that was not conducted (a replay), because its journal has no decisions.
+    """
     recorded: dict[str, dict[str, Any]] = {
         str(event.detail.get("after")): event.detail for event in records.data.events if event.kind == "decision"
     }
@@ -326,7 +336,11 @@ def _decisions(records: Records, *, reworded: bool) -> Iterator[Difference]:
     for after in [*computed, *(name for name in recorded if name not in computed)]:
         subject, now, then = f"decision {after}", computed.get(after), recorded.get(after)
         if now is None or then is None:
-            one_sided = "it is not in the journal" if then is None else "it does not follow from plan and trials"
+            one_sided = (
+                "the decision is not in the journal"
+                if then is None
+                else "the decision does not follow from plan and trials"
+            )
             yield Difference(claim=subject, problem=one_sided)
             continue
         if _reasons_agree(then.get("reason"), now.reason, reworded=reworded):
@@ -346,14 +360,14 @@ def _files(whole: Page, files: Mapping[str, str], *, sealed: bool) -> Iterator[D
     changed = (
         "was changed after writing"
         if sealed
-        else "was changed, or an earlier version wrote it; `researcher report` writes it again"
+        else "was changed, or an earlier version wrote it; `researcher report` rewrites the report"
     )
     rendered = render(whole)
     for kind in [*rendered, *(kind for kind in files if kind not in rendered)]:
         path = Path(files[kind]) if kind in files else None
         subject = f"file {path.name if path else rendered[kind][0]}"
         if path is None:
-            yield Difference(claim=subject, problem="the report has this file, but the records do not name it")
+            yield Difference(claim=subject, problem="the report has this file, but the records do not list it")
         elif kind not in rendered:
             yield Difference(claim=subject, problem="the report has no such file")
         elif not path.is_file():
@@ -364,7 +378,7 @@ def _files(whole: Page, files: Mapping[str, str], *, sealed: bool) -> Iterator[D
 
 
 def _first_difference(then: str, now: str) -> tuple[str, str, int]:
-    """The first line that differs: the actual and the expected text, and the line number."""
+    """Return the first line that differs: its actual text, its expected text, and its number."""
     old, new = then.split("\n"), now.split("\n")
     shared = min(len(old), len(new))
     at = next((number for number in range(shared) if old[number] != new[number]), shared)

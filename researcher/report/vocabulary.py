@@ -1,7 +1,7 @@
-"""The words of the expression language, with which a claim queries the records. `WORDS` lists each public word.
+"""The words of the expression language, with which claims query the records. `WORDS` lists each public word.
 
-A word returns a number, a text, None (not enough trials, or not recorded), or named fields. It raises for names that the
-plan does not have, and for stored numbers that disagree with their series.
+A word returns a number, a text, named fields, or None if there are too few trials or nothing was recorded. It raises for names that
+the plan does not have, and for stored numbers that disagree with their series.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STATES = [*(status.value for status in TrialStatus), "open"]
 
 
 class Vocabulary(LossWords):
-    """All words, over one study."""
+    """All words, for one study."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -50,13 +50,13 @@ class Vocabulary(LossWords):
     # -- hypotheses ---------------------------------------------------------------------------------------------------
 
     def effect(self, hypothesis: str) -> Answer:
-        """Fields of the effect (researcher.models.Effect), or None."""
+        """Return the fields of the effect (researcher.models.Effect), or None."""
         self._check(hypothesis)
         found = self._records.conclusions.effects[hypothesis]
         return _fields(found) if isinstance(found, Effect) else None
 
     def secondary(self, metric: str, hypothesis: str) -> Answer:
-        """Fields of the effect on a secondary metric, or None. Its interval is not adjusted for other tests or looks."""
+        """Return the fields of the effect on a secondary metric, or None. Its interval is not adjusted for other tests or looks."""
         asked = self._hypothesis(hypothesis)
         found = self._records.secondary(asked, self._metric(metric).name)
         return None if found is None else _fields(found)
@@ -70,9 +70,9 @@ class Vocabulary(LossWords):
         return self._records.conclusions.verdict(hypothesis).reason
 
     def count_verdicts(self, verdict: str) -> Value:
-        """Number of hypotheses with that verdict."""
+        """Count the hypotheses with this verdict."""
         if verdict not in _VERDICTS:
-            raise UnknownName(f"there is no verdict {verdict!r}; there are {_VERDICTS}")
+            raise UnknownName(f"unknown verdict {verdict!r}; known: {_VERDICTS}")
         return sum(record.verdict.value == verdict for record in self._records.conclusions.verdicts)
 
     def margin(self, hypothesis: str) -> Value:
@@ -82,22 +82,22 @@ class Vocabulary(LossWords):
         return self._hypothesis(hypothesis).alpha
 
     def most_seeds(self, hypothesis: str) -> Value:
-        """Largest number of seeds per arm that the plan allows in the deciding stage."""
+        """Return the maximum number of seeds per arm that the plan allows in the deciding stage."""
         return deciding_stage(self._plan, self._hypothesis(hypothesis)).max_seeds
 
     def seeds_needed(self, hypothesis: str) -> Value:
-        """Seeds per arm needed to detect the planned effect with the planned power, at the upper bound of σ."""
+        """Return the seeds per arm needed to detect the planned effect with the planned power, at the upper bound of σ."""
         self._check(hypothesis)
         return _or_none(lambda: hypothesis_seeds(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
 
     def power(self, hypothesis: str) -> Value:
-        """Power for the planned effect with the seeds that the plan allows, at the upper bound of σ."""
+        """Return the power for the planned effect with the seeds that the plan allows, at the upper bound of σ."""
         self._check(hypothesis)
         return _or_none(lambda: hypothesis_power(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
 
     def detectable(self, hypothesis: str) -> Value:
-        """Smallest effect that the finished trials could detect with the planned power, at the level of their look. None
-        without noise."""
+        """Return the smallest effect that the finished trials could detect with the planned power, at the level of their look.
+        None without a measured noise floor."""
         self._check(hypothesis)
         asked = self._hypothesis(hypothesis)
         noise, found = self._noise(asked.metric), self._records.conclusions.effects[hypothesis]
@@ -114,7 +114,7 @@ class Vocabulary(LossWords):
     # -- metrics ------------------------------------------------------------------------------------------------------
 
     def final(self, metric: str, *, arm: str, seed: int) -> Value:
-        """One trial's metric; None when the trial is not done."""
+        """Return one trial's metric; None when the trial is not done."""
         self._metric(metric)
         self._arm(arm)
         trial = self._records.trial(arm, seed)
@@ -124,46 +124,49 @@ class Vocabulary(LossWords):
         return trial.finals[metric]
 
     def mean(self, metric: str, *, arm: str, stage: str | None = None) -> Value:
-        """Mean over the arm's finished trials, or over those on the seeds of one stage."""
+        """Average over the arm's finished trials, or over those on the seeds of one stage."""
         values = self._finals(metric, arm, stage)
         return float(np.mean(values)) if values else None
 
     def sd(self, metric: str, *, arm: str, stage: str | None = None) -> Value:
-        """Sample standard deviation."""
+        """Return the sample standard deviation."""
         values = self._finals(metric, arm, stage)
         return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
     def iqm(self, metric: str, *, arm: str, stage: str | None = None) -> Value:
-        """Interquartile mean."""
+        """Return the interquartile mean."""
         values = self._finals(metric, arm, stage)
         return iqm(np.array(values)) if values else None
 
     def never_reached(self, metric: str, *, arm: str | None = None) -> Value:
-        """Number of finished trials that never reached the metric's threshold."""
+        """Count the finished trials that never reached the metric's threshold."""
         asked = self._metric(metric)
         trials = self._trials(arm)
         self._records.check(metric, trials)
         return count_censored(asked, trials)
 
     def sigma(self, metric: str) -> Value:
-        """σ: standard deviation between seeds, measured by the noise-floor stage."""
+        """Return σ, the standard deviation between seeds, as measured by the noise-floor stage."""
         noise = self._noise(metric)
         return None if noise is None else noise.sigma
 
     def sigma_upper(self, metric: str) -> Value:
-        """One-sided upper confidence bound of σ, at the plan's confidence level."""
+        """Return the one-sided upper confidence bound of σ, at the plan's confidence level."""
         noise = self._noise(metric)
         return None if noise is None else noise.upper
 
     def sigma_n(self, metric: str) -> Value:
-        """Number of trials that σ was measured on."""
+        """Return the number of trials from which σ was measured."""
         noise = self._noise(metric)
         return None if noise is None else noise.n
 
     # -- trials -------------------------------------------------------------------------------------------------------
 
     def count_trials(self, *, arm: str | None = None, stage: str | None = None, status: str | None = None) -> Value:
-        """Number of trials. stage: the one that created them. status: as in researcher.models.TrialStatus, or `open` for all not ended."""
+        """Count trials.
+
+        `stage` is the stage that created them. `status` is a researcher.models.TrialStatus, or `open` for all that have not ended.
+        """
         trials = self._trials(arm)
         if stage is not None:
             trials = [trial for trial in trials if trial.stage == self._stage(stage).id]
@@ -179,19 +182,19 @@ class Vocabulary(LossWords):
         return sum(trial.attempt for trial in self._trials(arm))
 
     def tries(self, *, arm: str, seed: int) -> Value:
-        """Number of attempts at one trial."""
+        """Return the number of attempts at one trial."""
         trial = self._records.trial(arm, seed)
         return None if trial is None else trial.attempt
 
     def total(self, series: str, *, arm: str | None = None) -> Value:
-        """Sum of a series over steps and finished trials; None when a finished trial did not record it."""
+        """Sum a series over steps and finished trials; None when a finished trial did not record it."""
         lines = [trial.series.get(series) for trial in self._trials(arm) if trial.status is TrialStatus.DONE]
         if not all(lines):
             return None
         return math.fsum(value for line in lines for _, value in line or ())
 
     def sampled_tokens(self, *, arm: str | None = None) -> Value:
-        """Tokens sampled in the training episodes of finished trials; None if a trial did not record them."""
+        """Count the tokens sampled in the training episodes of finished trials; None if a trial did not record them."""
         tokens = 0.0
         for trial in self._trials(arm):
             if trial.status is TrialStatus.DONE:
@@ -202,38 +205,39 @@ class Vocabulary(LossWords):
         return tokens
 
     def trial_s(self, *, arm: str | None = None) -> Value:
-        """Total wall seconds of ended trials, from the first attempt's intent to the end, without rests (researcher.analysis.durations)."""
+        """Return the total wall time of ended trials in seconds, from the first attempt to the end, without rests
+        (researcher.analysis.durations)."""
         spans = [took_s(trial, self._records.rests) for trial in self._trials(arm)]
         return math.fsum(span for span in spans if span is not None)
 
     def span_s(self) -> Value:
-        """Wall seconds from the start of the first trial to the end of the last one."""
+        """Return the wall time in seconds from the start of the first trial to the end of the last one."""
         starts = [trial.started_at for trial in self._records.data.trials if trial.started_at is not None]
         ends = [trial.ended_at for trial in self._records.data.trials if trial.ended_at is not None]
         return max(ends) - min(starts) if starts and ends else None
 
     def count_llm_calls(self) -> Value:
-        """Number of calls to the planner LLM, answered or not, for plan, instrument and repairs."""
+        """Count the calls to the planner LLM, answered or not, for plan, instrument and repairs."""
         return len(self._records.data.llm_calls)
 
     def llm_tokens(self) -> Value:
-        """Tokens of the planner LLM's calls, prompts and answers together."""
+        """Count the tokens of the planner LLM's calls, prompts and answers together."""
         return sum(call.prompt_tokens + call.completion_tokens for call in self._records.data.llm_calls)
 
     def llm_cost(self) -> Value:
-        """Cost of the planner LLM's calls; None if an answered call has neither cost nor price."""
+        """Return the cost of the planner LLM's calls; None if an answered call has neither cost nor price."""
         costs = [call.cost for call in self._records.data.llm_calls if call.answer is not None]
         return None if None in costs else math.fsum(cost for cost in costs if cost is not None)
 
     def fingerprint(self, *, arm: str, seed: int) -> Value:
-        """SHA-256 of everything recorded for a trial."""
+        """Return the SHA-256 of everything recorded for a trial."""
         trial = self._records.trial(arm, seed)
         return None if trial is None else fingerprint(trial)
 
     # -- sentinels and decisions --------------------------------------------------------------------------------------
 
     def sentinel(self, name: str) -> Value:
-        """`quiet`, or the severities of the sentinel's findings. Without a finished trial nothing was checked."""
+        """Return `quiet` or the severities of the sentinel's findings; `unchecked` if no trial has finished."""
         if name not in self._plan.sentinels:
             raise UnknownName(f"the plan has no sentinel {name!r}; it has {list(self._plan.sentinels)}")
         if not self._records.done:
@@ -242,10 +246,10 @@ class Vocabulary(LossWords):
         return ", ".join(dict.fromkeys(seen)) or "quiet"
 
     def finding(self, number: int) -> Answer:
-        """Severity, text and value of one finding, counted from 0."""
+        """Return the severity, text and value of one finding. Findings are numbered from 0."""
         findings = self._records.findings
         if not 0 <= number < len(findings):
-            raise UnknownName(f"there are {len(findings)} findings; number {number} is not one of them")
+            raise UnknownName(f"there are {len(findings)} findings, numbered from 0; there is no number {number}")
         found = findings[number]
         return {"name": found.name, "severity": found.severity, "text": found.text, "value": found.value}
 
@@ -253,7 +257,7 @@ class Vocabulary(LossWords):
         return sum(finding.severity == severity for finding in self._records.findings)
 
     def decision(self, stage: str) -> Answer:
-        """The decision after a stage (researcher.analysis.decide.Decision); None if the stage is not over."""
+        """Return the decision after a stage (researcher.analysis.decide.Decision); None if the stage is not over."""
         self._stage(stage)
         found = next((decision for decision in self._records.path if decision.after == stage), None)
         if found is None:
@@ -264,11 +268,11 @@ class Vocabulary(LossWords):
     # -- what was known beforehand ------------------------------------------------------------------------------------
 
     def known(self, id: str) -> Answer:
-        """Fields of an earlier finding (researcher.models.Known), as quoted by the frozen plan."""
+        """Return the fields of an earlier finding (researcher.models.Known), as quoted by the frozen plan."""
         return self._known(id).model_dump(exclude={"same_as"})
 
     def agreement(self, id: str, hypothesis: str) -> Value:
-        """How the verdict relates to an earlier finding (researcher.analysis.knowledge.agreement)."""
+        """Say how the verdict relates to an earlier finding (researcher.analysis.knowledge.agreement)."""
         self._check(hypothesis)
         record = self._records.conclusions.verdict(hypothesis)
         return agreement(self._known(id), self._hypothesis(hypothesis), record)
@@ -276,14 +280,14 @@ class Vocabulary(LossWords):
     # -- the plan -----------------------------------------------------------------------------------------------------
 
     def plan(self, field: str) -> Value:
-        """A field of the plan; must be a number or a text."""
+        """Return a field of the plan, which must be a number or a text."""
         found = self._plan.model_dump().get(field)
         if not isinstance(found, int | float | str):
-            raise UnknownName(f"the plan has no single value {field!r}")
+            raise UnknownName(f"the plan has no number or text {field!r}")
         return found
 
     def plan_hash(self) -> Value:
-        """The plan's hash, computed from the plan itself."""
+        """Return the plan's hash, computed from the plan itself."""
         return self._plan.digest()
 
     def budget(self, kind: str) -> Value:
@@ -299,7 +303,7 @@ class Vocabulary(LossWords):
         return {name: getattr(stage, name) for name in names}
 
     def level(self, arm: str, factor: str) -> Value:
-        """The level to which an arm sets a factor."""
+        """Return the level that an arm sets for a factor."""
         levels = self._arm(arm)
         if factor not in levels:
             raise UnknownName(f"arm {arm!r} does not set {factor!r}; it sets {sorted(levels)}")
@@ -307,7 +311,7 @@ class Vocabulary(LossWords):
         return str(found).lower() if isinstance(found, bool) else found
 
     def seed_offset(self, arm: str) -> Value:
-        """Offset added to the arm's seeds; above 0 if another arm has the same settings."""
+        """Return the offset added to the arm's seeds; above 0 if another arm has the same settings."""
         self._arm(arm)
         return self._plan.arm(arm).seed_offset
 
@@ -315,7 +319,7 @@ class Vocabulary(LossWords):
         return len(self._plan.hypotheses)
 
     def count_tested(self) -> Value:
-        """Number of tested hypotheses in all stages, without those that the plan's rules dropped, and without any of a running
+        """Count the hypotheses that are tested in any stage, without those that the plan's rules dropped and those in a running
         race."""
         self._records.check_all()
         return sum(self._is_tested(hypothesis) for hypothesis in self._plan.hypotheses)
@@ -335,7 +339,7 @@ class Vocabulary(LossWords):
         return known[id]
 
     def _check(self, hypothesis: str) -> None:
-        """Check everything that an effect depends on. Holm's adjustment connects all hypotheses."""
+        """Check everything that an effect depends on, which is all hypotheses, because Holm's adjustment connects them."""
         self._hypothesis(hypothesis)
         self._records.check_all()
 

@@ -1,6 +1,6 @@
 """Writes the report's files: Markdown with its drawings, and one self-contained HTML file.
 
-The content depends on the records alone, so it can be rendered again and compared.
+The content depends only on the records, so it can be rendered again and compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MARKS = re.compile(
 )
 """Characters that Markdown may interpret, except `_` inside a word, which is harmless."""
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters: for terminals and for text direction."""
+"""Control characters for terminals and for text direction."""
 _MARKED = re.compile(r'<data value="[^"]*" title="([^"]*)">([^<]*)</data>')
 _HIDDEN = re.compile(r"<(style|script|svg|data)\b.*?</\1>|<[^>\n]*>", re.S)
 _NUMBER = re.compile(r"(?<![\w.])[+\u2212-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")
@@ -40,7 +40,10 @@ _LONGEST_QUOTATION = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """Result of `write_report`. files: `markdown`, `html` and, if there is something to draw, `curves`, `effects`."""
+    """Result of `write_report`.
+
+    The keys of `files` are `markdown`, `html` and, if there is something to draw, `curves` and `effects`.
+    """
 
     folder: Path
     files: dict[str, str]
@@ -51,9 +54,9 @@ class Written:
 
 
 def write_report(data: StudyData, folder: Path) -> Written:
-    """Write the report of a study into `folder`; overwrites an earlier one.
+    """Write the report of a study into `folder`, replacing an earlier one.
 
-    Raises: RecordsDisagree when a stored number differs from its series. Such a study has no report.
+    Raises: RecordsDisagree when a stored number differs from its series. Such a study gets no report.
     """
     whole = page(Records(data))
     rendered = render(whole)
@@ -69,7 +72,7 @@ def write_report(data: StudyData, folder: Path) -> Written:
 
 
 def render(whole: Page) -> dict[str, tuple[str, str]]:
-    """Render all files; returns name and text by kind."""
+    """Render all files. Returns the name and text of each, by kind."""
     found = {
         "markdown": ("report.md", tidy(markdown_templates().get_template("report.md.jinja").render(page=whole))),
         "html": ("report.html", html_templates().get_template("report.html.jinja").render(page=whole).lstrip()),
@@ -81,24 +84,25 @@ def render(whole: Page) -> dict[str, tuple[str, str]]:
 
 
 def answer_of(whole: Page) -> str:
-    """The report's answer as plain text on one line."""
+    """Return the report's answer as plain text on one line."""
     source = '{% import "prose.jinja" as prose with context %}{{ prose.answer(page) }}'
     return _seen(_plain().from_string(source).render(page=whole))
 
 
 def digest(content: bytes) -> str:
-    """SHA-256, in hexadecimal."""
+    """Return the SHA-256 in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def claims_digest(claims: Sequence[Claim]) -> str:
-    """Digest of all claims, in order."""
+    """Return a digest of all claims, in order."""
     return digest(json.dumps([claim.model_dump(mode="json") for claim in claims], sort_keys=True).encode())
 
 
 @cache
 def wording() -> str:
-    """Digest of the code and templates that determine a report's text. Only equal digests promise equal texts for equal records."""
+    """Return a digest of the code and templates that determine a report's text. Texts are only sure to be equal, for equal
+    records, if the digests are equal."""
     folders = (TEMPLATES.parent, TEMPLATES.parents[1] / "analysis")
     parts = [f"{name}\0".encode() + file.read_bytes() for folder in folders for name, file in visible_files(folder)]
     return digest(b"\0".join(parts))
@@ -106,7 +110,7 @@ def wording() -> str:
 
 @cache
 def markdown_templates() -> Environment:
-    """Jinja environment for Markdown files. The filter `t` quotes a text."""
+    """Return the Jinja environment for Markdown files. The filter `t` quotes a text."""
     made = _environment(autoescape=False)
     made.filters["t"] = quoted
     made.globals |= {"n": _plain_claim, "code": _code, "block": _block}
@@ -123,7 +127,7 @@ def _plain() -> Environment:
 
 @cache
 def html_templates() -> Environment:
-    """Jinja environment for HTML files, with autoescaping."""
+    """Return the Jinja environment for HTML files, with autoescaping."""
     made = _environment(autoescape=True)
     made.filters["t"] = _short
     made.globals |= {"n": _marked_claim, "code": _html_code, "drawing": Markup, "block": _html_block}
@@ -153,26 +157,26 @@ def _marked_claim(claim: Claim) -> Markup:
 
 
 PRINTED: Mapping[str, Callable[[Claim], str]] = {"markdown": _plain_claim, "html": lambda claim: escape(claim.text)}
-"""The function that prints a claim, by kind of file."""
+"""Function that prints a claim, by kind of file."""
 
 
 def marked_claims(text: str) -> list[tuple[str, str]]:
-    """Marked claims of an HTML report, in order: expression and text."""
+    """List the marked claims of an HTML report, in order, as pairs of expression and text."""
     return [(unescape(expression), unescape(said)) for expression, said in _MARKED.findall(text)]
 
 
 def visible(text: str) -> str:
-    """The visible text of a report without its marked claims, line by line: no tags, styles or drawings."""
+    """Return the visible text of a report without its marked claims, line by line: no tags, styles or drawings."""
     return unescape(_HIDDEN.sub(lambda found: "\n" * found[0].count("\n") or " ", text))
 
 
 def numbers_in(text: str) -> list[str]:
-    """Numbers as written, with their signs: `+0.240`, `1,024`, `4e-05`."""
+    """List the numbers in a text as written, with their signs: `+0.240`, `1,024`, `4e-05`."""
     return _NUMBER.findall(text)
 
 
 def _code(name: str) -> str:
-    """A name as a Markdown code span, with characters that would end the span replaced."""
+    """Format a name as a Markdown code span, replacing characters that would end the span."""
     return f"`{_seen(name).replace('`', chr(0x2019)).replace('|', chr(0xA6))}`"
 
 
@@ -181,7 +185,7 @@ def _html_code(name: str) -> Markup:
 
 
 def _block(text: str) -> str:
-    """Lines as an indented code block, which no content can end."""
+    """Format lines as an indented code block, which no content can end."""
     return "\n".join(f"    {line}" for line in _lines(text))
 
 
@@ -196,13 +200,13 @@ def _lines(text: str) -> list[str]:
 
 
 def _short(text: str) -> str:
-    """A quotation on one line, without secrets, cut if it is very long."""
+    """Put a quotation on one line, remove secrets, and cut it if it is very long."""
     line = _seen(redact(text))
     return line if len(line) <= _LONGEST_QUOTATION else f"{line[:_LONGEST_QUOTATION]} …"
 
 
 def _seen(text: str) -> str:
-    """A text on one line, with names for invisible characters."""
+    """Put a text on one line, with names for invisible characters."""
     return _UNSEEN.sub(_named, " ".join(text.split()))
 
 
@@ -211,7 +215,7 @@ def _named(control: re.Match[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A quotation escaped for Markdown, so that it creates no table, link, tag, entity or emphasis."""
+    """Escape a quotation for Markdown, so that it creates no table, link, tag, entity or emphasis."""
     return _MARKS.sub(r"\\\1", _short(text))
 
 

@@ -27,7 +27,7 @@ OPEN = ("/login", "/static/")
 
 
 class Guard:
-    """ASGI middleware around the application. Sets `request.state.session`; POSTs must carry this session's form token."""
+    """ASGI middleware around the application. Sets `request.state.session`; each POST must carry this session's form token."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -55,19 +55,19 @@ class Guard:
         await (answer or self._app)(scope, receive, with_headers)
 
     def _foreign(self, request: Request) -> Response | None:
-        """A refusal if the request is for another host, or is a write from another site; else None."""
+        """Refuse a request for another host, or a write from another site; else return None."""
         host = request.headers.get("host", "")
         if not self._access.serves(host):
-            return PlainTextResponse(f"this page is at {self._access.url}\n", 403)
+            return PlainTextResponse(f"this page is only served at {self._access.url}\n", 403)
         own = self._access.is_own(host, request.headers.get("origin"), request.headers.get("sec-fetch-site"))
         if request.method not in ("GET", "HEAD") and not own:
-            return PlainTextResponse("this was sent from another site; nothing was done\n", 403)
+            return PlainTextResponse("this request came from another site; nothing was done\n", 403)
         return None
 
     def _ask_for_token(self, request: Request) -> Response:
         if request.method in ("GET", "HEAD"):
             return RedirectResponse(f"/login?next={quote(request.url.path)}", 303)
-        return PlainTextResponse("log in first: open this page again; nothing was done\n", 401)
+        return PlainTextResponse("you are not logged in, so nothing was done; open this page again to log in\n", 401)
 
     def _dress(self, headers: MutableHeaders, fresh: str | None) -> None:
         for name, value in HEADERS.items():
@@ -77,7 +77,9 @@ class Guard:
 
 
 def session_cookie(access: Access, session: str) -> str:
-    """The Set-Cookie header of a session. It is valid until the browser or the server ends. Browsers do
-    not send it with requests that other sites make, except when a person follows a link (SameSite=Lax)."""
+    """Build the Set-Cookie header of a session, which is valid until the browser or the server ends.
+
+    Browsers do not send the cookie with requests that other sites make, except when a person follows a link (SameSite=Lax).
+    """
     secure = "; Secure" if access.url.startswith("https://") else ""
     return f"{access.cookie}={session}; Path=/; HttpOnly; SameSite=Lax{secure}"

@@ -36,7 +36,7 @@ _HERE = Path(__file__).parent
 
 
 class Pages:
-    """The handlers of the routes."""
+    """Handlers of the routes."""
 
     def __init__(self, home: Home, access: Access, sheets: Sheets, tracking: Tracking, renderer: Renderer) -> None:
         self._home = home
@@ -49,11 +49,11 @@ class Pages:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def studies(self, request: Request, page: Annotated[int, Query(ge=1)] = 1) -> Response:
-        """The list of studies."""
+        """Show the list of studies."""
         return self._page(request, "studies", sheet=self._sheets.studies(page))
 
     def study(self, request: Request, reference: str) -> Response:
-        """One study, by its id, a prefix of it, or `latest`."""
+        """Show one study, given its id, a prefix of its id, or `latest`."""
         study_id = self._home.store.studies.resolve(reference)
         if study_id != reference:
             return RedirectResponse(f"/studies/{study_id}", 307)
@@ -64,9 +64,9 @@ class Pages:
         return self._page(request, "study", token=self._access.form_token(request.state.session), **fields)
 
     def report(self, reference: str) -> Response:
-        """The report as written: one self-contained file."""
+        """Serve the report as it was written: one self-contained file."""
         study_id = self._home.store.studies.resolve(reference)
-        missing = f"{study_id} has no report yet; it is written when the study ends, and every night before"
+        missing = f"{study_id} has no report yet; one is written every night and when the study ends"
         return report_file(self._home.studies / study_id, missing)
 
     def mlflow(self, request: Request, reference: str, trial: str | None = None) -> Response:
@@ -78,7 +78,7 @@ class Pages:
         if link.url is not None:
             return RedirectResponse(link.url, 303)
         if link.starting:
-            text = "MLflow is starting; this page goes on to it by itself."
+            text = "MLflow is starting; this page will open it automatically."
             answer = self._message(request, 202, text, _study_at(study_id))
             answer.headers["refresh"] = "2"
             return answer
@@ -92,7 +92,7 @@ class Pages:
         study_id = self._home.store.studies.resolve(reference)
         verdict, said = form.get("verdict", ""), form.get("words", "")
         if verdict not in ("approve", "reject"):
-            raise FormRefused(400, "the answer is approve or reject")
+            raise FormRefused(400, "the answer must be approve or reject")
         if verdict == "reject" and not said:
             raise FormRefused(400, "say why it is rejected, for later readers of the study")
         answer = Answer(verdict=verdict, words=said, by=person(form))
@@ -100,16 +100,16 @@ class Pages:
         return self._changed(study_id)
 
     def amend(self, request: Request, reference: str, form: Form) -> Response:
-        """Make a new version of a plan that has not begun."""
+        """Make a new version of a plan whose trials have not begun."""
         check(self._access, request, form)
         study_id = self._home.store.studies.resolve(reference)
-        because = words(form, "because", "say why the plan is amended: the reason stands in the journal and the report")
+        because = words(form, "because", "say why the plan is amended: the journal and the report show the reason")
         change, by = _amendment(form), person(form)
         amend(self._home.store, study_id, change, because=because, by=by, version=whole(form, "version"))
         return self._changed(study_id)
 
     def ask_token(self, request: Request) -> Response:
-        """The page that asks for the token."""
+        """Show the page that asks for the token."""
         return self._page(request, "login", next=local_path(request.query_params.get("next", "/")), wrong=False)
 
     def take_token(self, request: Request, form: Form) -> Response:
@@ -129,7 +129,7 @@ class Pages:
         if isinstance(error, HTTPException):
             return self._message(request, error.status_code, str(error.detail), back)
         if isinstance(error, RequestValidationError):
-            return self._message(request, 422, "this address cannot be read; begin at the list of studies", _LIST)
+            return self._message(request, 422, "this address is invalid; start from the list of studies", _LIST)
         if isinstance(error, FormRefused):
             return self._message(request, error.status, str(error), back)
         if isinstance(error, UsageError):
@@ -152,7 +152,7 @@ _LIST = ("/", "the list of studies")
 
 
 def _back(request: Request) -> tuple[str, str]:
-    """The link back for a refused address."""
+    """Return the link back from a refused address: path and text."""
     reference = request.path_params.get("reference")
     if request.url.path.startswith(STUDY.path):
         return (CAMPAIGN if request.url.path.startswith(CAMPAIGN.path) else STUDY).form
@@ -163,8 +163,10 @@ def _back(request: Request) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Services that the page depends on. ensure_daemon: starts the daemon unless it runs. drafting, goals: draft and start studies
-    and campaigns. ask: asks servers for their status.
+    """Services that the page depends on.
+
+    `ensure_daemon` starts the daemon unless it runs. `drafting` and `goals` draft and start studies and campaigns. `ask` asks
+    servers for their status.
     """
 
     ensure_daemon: Callable[[], None]
@@ -174,7 +176,7 @@ class Services:
 
 
 def create_app(home: Home, access: Access, sheets: Sheets, tracking: Tracking, services: Services) -> Guard:
-    """The application, wrapped in its guard."""
+    """Build the application, wrapped in its guard."""
     renderer = Renderer()
     pages = Pages(home, access, sheets, tracking, renderer)
     campaigns = CampaignPages(home, access, CampaignSheets(home, sheets), renderer, services.ensure_daemon)

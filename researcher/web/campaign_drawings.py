@@ -1,4 +1,4 @@
-"""Two drawings of a campaign as inline SVG: its studies along the budget, and its effects. Colours come from the style sheet.
+"""Draws two figures of a campaign as inline SVG: its studies along the budget, and its effects. Colours come from the style sheet.
 
 Explorations and confirmations differ in colour and in shape, so that readers can distinguish them without colour.
 """
@@ -17,12 +17,12 @@ _LEFT, _RIGHT = 118, 12
 _ROW, _AXIS = 24, 30
 _EFFECT_ROW = 40
 _LONGEST = 58
-"""Longest label, in characters, that also fits on a narrow screen."""
+"""Maximum length of a label, in characters, so that it also fits on a narrow screen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A study on the timeline. spent: seconds or trials."""
+    """A study on the timeline. `spent` is in seconds or trials."""
 
     seq: int
     action: str
@@ -33,7 +33,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectRow:
-    """An effect with its interval. verdict: set for a confirmation, else ""."""
+    """An effect with its interval. `verdict` is set for a confirmation, else ""."""
 
     seq: int
     text: str
@@ -45,7 +45,7 @@ class EffectRow:
 
 
 def timeline(bars: Sequence[Bar], *, left: float, reserved: float, in_seconds: bool) -> str:
-    """Draw one bar per study, in sequence, as wide as its spending; then the rest of the budget, with its reserved part at the end."""
+    """Draw one bar per study, in sequence, as wide as what it spent; then the rest of the budget, with its reserved part at the end."""
     spent = sum(bar.spent for bar in bars)
     end = spent + left
     if end <= 0:
@@ -74,13 +74,14 @@ def timeline(bars: Sequence[Bar], *, left: float, reserved: float, in_seconds: b
         body.append(_box(x(spent + free), y + 3, x(end) - x(spent + free), "reserved", said))
     title = "Studies along the budget: " + ", ".join(
         [f"{bar.seq} {bar.action} {_amount(bar.spent, in_seconds)}" for bar in bars]
-        + [f"{_amount(left, in_seconds)} left, of it {_amount(reserved, in_seconds)} reserved for confirmations"]
+        + [f"{_amount(left, in_seconds)} left, of which {_amount(reserved, in_seconds)} reserved for confirmations"]
     )
     return _svg("timeline", bottom + _AXIS + 6, title, body)
 
 
 def effects(rows: Sequence[EffectRow], margin: float, metric: str) -> str:
-    """Draw one row per effect: treatment minus baseline with its interval. The margin's band is shaded. Empty without effects."""
+    """Draw one row per effect: treatment minus baseline with its interval. The band within the margin is shaded. Returns an
+    empty string without effects."""
     if not rows:
         return ""
     reach = [value for row in rows for value in (row.low, row.diff, row.high)]
@@ -100,7 +101,7 @@ def effects(rows: Sequence[EffectRow], margin: float, metric: str) -> str:
 
 
 def _effect(row: EffectRow, top: float, x: Scale) -> list[str]:
-    """One row. A confirmation is a filled dot on a solid line, an exploration a hollow dot on a dashed line."""
+    """Draw one row. A confirmation is a filled dot on a solid line, an exploration a hollow dot on a dashed line."""
     at, said = top + 27, f"{row.seq}. {row.text}"
     words = row.verdict or ("no verdict" if row.confirms else "explored")
     numbers = f"{said}: {row.diff:+.3g} [{row.low:+.3g}, {row.high:+.3g}], {words}"
@@ -118,7 +119,7 @@ def _role(confirms: bool) -> str:
 
 
 def _unit(seconds: float) -> tuple[float, str]:
-    """The unit for an axis of this length: its seconds, and its name."""
+    """Choose the unit for an axis of this length. Returns the unit's seconds and its name."""
     if seconds >= 2 * 86_400:
         return 86_400.0, "days of trials"
     if seconds >= 2 * 3600:
@@ -131,7 +132,7 @@ def _amount(value: float, in_seconds: bool) -> str:
 
 
 def _box(x: float, y: float, width: float, kind: str, said: str) -> str:
-    """A bar that is at least wide enough to be seen."""
+    """Draw a bar that is at least wide enough to be seen."""
     place = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 1.5):.1f}" height="{_ROW - 8}"'
     return f'<rect class="{kind}" {place}><title>{escape(said)}</title></rect>'
 

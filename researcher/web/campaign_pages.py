@@ -1,4 +1,4 @@
-"""The campaigns' routes: decode, call, encode. `researcher.campaign.people` carries out people's actions."""
+"""Routes of the campaigns: decode, call, encode. `researcher.campaign.people` carries out what people ask for."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MINUTE_S = 60.0
 
 
 def campaign_at(reference: str) -> tuple[str, str]:
-    """The link back to a campaign's page: path and text."""
+    """Return the link back to a campaign's page: path and text."""
     return f"/campaigns/{quote(reference)}", "the campaign"
 
 
 class CampaignPages:
-    """The handlers of the campaigns' routes. ensure_daemon: starts the daemon unless it runs."""
+    """Handlers of the campaigns' routes. `ensure_daemon` starts the daemon unless it runs."""
 
     def __init__(
         self, home: Home, access: Access, sheets: CampaignSheets, renderer: Renderer, ensure_daemon: Callable[[], None]
@@ -58,11 +58,11 @@ class CampaignPages:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def campaigns(self, request: Request) -> Response:
-        """The list of campaigns."""
+        """Show the list of campaigns."""
         return self._page(request, "campaigns", campaigns=self._sheets.campaigns())
 
     def campaign(self, request: Request, reference: str) -> Response:
-        """One campaign, by its id, a prefix of it, or `latest`."""
+        """Show one campaign, given its id, a prefix of its id, or `latest`."""
         campaign_id = self._home.store.campaigns.resolve(reference)
         if campaign_id != reference:
             return RedirectResponse(f"/campaigns/{campaign_id}", 307)
@@ -77,17 +77,19 @@ class CampaignPages:
         )
 
     def report(self, reference: str) -> Response:
-        """The report as written."""
+        """Serve the report as it was written."""
         campaign_id = self._home.store.campaigns.resolve(reference)
         folder = self._home.studies / campaign_id
-        return report_file(folder, f"{campaign_id} has no report yet; it is written when its first study has ended")
+        return report_file(
+            folder, f"{campaign_id} has no report yet; it will be written when the first study has ended"
+        )
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
     def tell(self, request: Request, reference: str, form: Form) -> Response:
         """Leave a message for the next decision."""
         campaign_id = self._asked(request, reference, form)
-        said = words(form, "words", "say something: the next decision quotes it")
+        said = words(form, "words", "write a message: the next decision quotes it")
         leave: list[str] | None = people.names_in(form.get("leave", ""))
         if leave == people.names_in(form.get("left_alone", "")):
             leave = None  # the form did not change the list, so keep what others may have changed since
@@ -100,8 +102,8 @@ class CampaignPages:
     def study(self, request: Request, reference: str, form: Form) -> Response:
         """Request a study."""
         campaign_id = self._asked(request, reference, form)
-        text = words(form, "text", "write what is compared, in YAML: compare: {FACTOR: {levels: [A, B]}}")
-        said = words(form, "words", "say what you expect of it: this becomes its hypothesis")
+        text = words(form, "text", "write in YAML what to compare: compare: {FACTOR: {levels: [A, B]}}")
+        said = words(form, "words", "say what you expect of the study: this becomes its hypothesis")
         spec, lines = read_study_text(text.replace("\r\n", "\n") + "\n", self._home.root)
         try:
             people.request_study(self._home.store, campaign_id, spec, said, person(form))
@@ -110,16 +112,16 @@ class CampaignPages:
         return self._changed(campaign_id)
 
     def answer(self, request: Request, reference: str, form: Form) -> Response:
-        """Approve the waiting study, or veto the waiting or running one. The form names its decision."""
+        """Approve the waiting study, or veto the waiting or running one. The form names the study's decision."""
         campaign_id = self._asked(request, reference, form)
         verdict, said, by = form.get("verdict", ""), form.get("words", ""), person(form)
         if verdict not in ("approve", "veto"):
-            raise FormRefused(400, "the answer is approve or veto")
+            raise FormRefused(400, "the answer must be approve or veto")
         if verdict == "veto" and not said:
-            raise FormRefused(400, "say why it is vetoed: the next decision reads it")
+            raise FormRefused(400, "say why you veto it: the next decision reads the reason")
         decision = whole(form, "decision")
         if decision is None:
-            raise FormRefused(400, "the answer names no decision: load the page again")
+            raise FormRefused(400, "the answer names no decision: reload the page")
         if verdict == "veto":
             people.veto(self._home.store, campaign_id, said, by, decision=decision)
         else:
@@ -139,14 +141,12 @@ class CampaignPages:
         limits = {name: float(value) for name, value in given.items() if value is not None}
         if not limits or not all(limits.values()):
             raise FormRefused(400, "say what to amend, in numbers above zero: minutes, trials, tokens or money")
-        because = words(
-            form, "because", "say why the budget is amended: the reason stands in the journal and the report"
-        )
+        because = words(form, "because", "say why the budget is amended: the journal and the report show the reason")
         people.amend_budget(self._home.store, campaign_id, limits, because, person(form))
         return self._changed(campaign_id)
 
     def carry(self, request: Request, reference: str, form: Form) -> Response:
-        """Pause, stop or resume."""
+        """Pause, stop or resume the campaign."""
         campaign_id = self._asked(request, reference, form)
         store, what = self._home.store, form.get("what", "")
         if what == "pause":
@@ -159,11 +159,11 @@ class CampaignPages:
             store.campaigns.hand_over(campaign_id)
             self._ensure_daemon()
         else:
-            raise FormRefused(400, "ask it to pause, to stop or to resume")
+            raise FormRefused(400, "ask the campaign to pause, stop or resume")
         return self._changed(campaign_id)
 
     def _asked(self, request: Request, reference: str, form: dict[str, str]) -> str:
-        """Check the form's token; returns the id of the campaign."""
+        """Check the form's token. Returns the campaign's id."""
         check(self._access, request, form)
         return self._home.store.campaigns.resolve(reference)
 

@@ -31,14 +31,18 @@ class CampaignLine:
     record: CampaignRecord
     studies: int
     asks: bool
-    """Whether the campaign waits for a person."""
+    """True if the campaign waits for a person."""
     unattended: str
     """Who will continue a campaign that has no worker; else ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectsPart:
-    """Effects on one instrument. on: its name if the campaign has several, else "". left_out: number of earlier effects not drawn."""
+    """Effects on one instrument.
+
+    `on` is the instrument's name if the campaign has several, else "". `left_out` is the number of earlier effects that are not
+    drawn.
+    """
 
     on: str
     drawing: str
@@ -47,16 +51,16 @@ class EffectsPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignSheet:
-    """All content of one campaign's page."""
+    """Everything that one campaign's page shows."""
 
     page: CampaignPage
     worker: str
     asks: str
     """What the campaign needs from a person: `approval` of the newest decision's study, or `words`; else ""."""
     study_waits: bool
-    """Whether the newest decision's study can be vetoed because it has not ended."""
+    """True if the newest decision's study has not ended and can therefore be vetoed."""
     testing: str
-    """The hypothesis of that study; "" if it has none."""
+    """Hypothesis of that study; "" if it has none."""
     files: list[tuple[str, str]]
     """Names and texts of the files of a new instrument that waits for approval."""
     next: Step | None
@@ -65,32 +69,32 @@ class CampaignSheet:
     """The other decisions, newest first."""
     timeline: str
     axis: str
-    """What the timeline's axis counts: `wall time` or `trials`."""
+    """Unit of the timeline's axis: `wall time` or `trials`."""
     effects: list[EffectsPart]
-    """One part for each instrument with effects."""
+    """Effects, in one part for each instrument that has some."""
     spending: list[SpendingPart]
     said: list[CampaignEvent]
     """Messages from people, newest first."""
     reported: bool
     can_resume: bool
     example: str
-    """An example of a study that a person may request, in YAML."""
+    """An example, in YAML, of a study that a person may request."""
     left_alone: str
     """Factors that people want to keep fixed."""
     acts_on_words: bool
-    """Whether an LLM leads the campaign, so that it can act on messages."""
+    """True if an LLM leads the campaign, so that it can act on messages."""
 
     @property
     def record(self) -> CampaignRecord:
         return self.page.record
 
     def fate(self, branch: Branch) -> str:
-        """The fate of a hypothesis; `being tested` while its study is not over."""
+        """Return the fate of a hypothesis; `being tested` while its study runs."""
         return "being tested" if branch.hypothesis.id == self.testing else branch.fate
 
 
 class CampaignSheets:
-    """Reads the content of pages. Thread-safe."""
+    """Reads what the pages show. Thread-safe."""
 
     def __init__(self, home: Home, sheets: Sheets) -> None:
         self._home = home
@@ -98,17 +102,17 @@ class CampaignSheets:
         self._sheets = sheets
 
     def campaigns(self) -> list[CampaignLine]:
-        """The list of campaigns, newest first."""
+        """Return the list of campaigns, newest first."""
         return self._sheets.shared(
             "list of campaigns", lambda: [self._line(each) for each in self._store.campaigns.all()]
         )
 
     def campaign(self, campaign_id: str) -> CampaignSheet:
-        """One campaign. Raises: NotFound."""
+        """Return one campaign. Raises: NotFound."""
         return self._sheets.shared(campaign_id, lambda: self._campaign(campaign_id))
 
     def forget(self, campaign_id: str) -> None:
-        """Drop cached readings of this campaign, because we just changed it."""
+        """Drop the cached content of this campaign after changing it."""
         self._sheets.forget(campaign_id)
 
     def _line(self, record: CampaignRecord) -> CampaignLine:
@@ -151,7 +155,7 @@ class CampaignSheets:
         )
 
     def _unattended(self, record: CampaignRecord, asks: bool) -> str:
-        """Who will continue the campaign; "" if it has a worker or has ended."""
+        """Say who will continue the campaign; "" if it has a worker or has ended."""
         if record.status.ended or self._home.worker(record.id):
             return ""
         return of_campaign(self._home, record, asks=asks).text
@@ -161,7 +165,7 @@ _MOST_EFFECTS = 40
 
 
 def _files(events: Sequence[CampaignEvent], newest: Step | None) -> list[tuple[str, str]]:
-    """Files of the instrument that was written for the newest decision."""
+    """Return names and texts of the files of the instrument that was written for the newest decision."""
     if newest is None:
         return []
     making = Making.of(events, newest.decision.seq)
@@ -176,7 +180,7 @@ def _example(page: CampaignPage) -> str:
 
 
 def _effects(view: View) -> EffectsPart:
-    """All effects on one instrument so far, in the order of decisions. Instruments have separate margins and metrics."""
+    """Draw all effects on one instrument so far, in the order of decisions. Each instrument has its own margin and metric."""
     rows = [
         EffectRow(
             seq=study.seq,
@@ -198,7 +202,7 @@ def _effects(view: View) -> EffectsPart:
 
 
 def _counts_trials(page: CampaignPage) -> bool:
-    """Whether the budget limits only trials, not wall time."""
+    """True if the budget limits only trials, not wall time."""
     return page.seen.left.wall_s is None
 
 
@@ -219,7 +223,7 @@ def _timeline(page: CampaignPage) -> str:
 
 
 def _spending(page: CampaignPage) -> list[SpendingPart]:
-    """For every limit: the amounts spent, left, and reserved for confirmations."""
+    """Return, for every limit, the amounts spent, left, and reserved for confirmations."""
     left, studies = page.seen.left, page.seen.studies
     calls = page.calls
     llm_tokens = sum(call["prompt_tokens"] + call["completion_tokens"] for call in calls)
@@ -235,7 +239,7 @@ def _spending(page: CampaignPage) -> list[SpendingPart]:
         if rest is None and not spent:
             continue
         text = f"{words(spent)} spent" + ("" if rest is None else f", {words(rest)} left")
-        text += f", {words(min(reserved, rest or 0.0))} of it reserved for confirmations" if reserved and rest else ""
+        text += f", {words(min(reserved, rest or 0.0))} of that reserved for confirmations" if reserved and rest else ""
         share = None if rest is None else spent / (spent + rest) if spent + rest else 1.0
         parts.append(SpendingPart(name=name, text=text, share=share))
     return parts
@@ -246,7 +250,7 @@ def _number(value: float) -> str:
 
 
 def _can_resume(record: CampaignRecord, owner: str | None) -> bool:
-    """Whether `resume` can continue it: it was paused or stopped, it failed, or it has neither a worker nor a daemon."""
+    """True if `resume` can continue the campaign: it was paused or stopped, it failed, or it has neither a worker nor a daemon."""
     if record.status.ended:
         return record.status is not CampaignStatus.DONE
     asked = record.pause_requested or record.stop_requested

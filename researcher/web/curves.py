@@ -1,4 +1,5 @@
-"""Learning curves as inline SVG: a small one for each trial, and a large one for all trials. Colours come from the style sheet.
+"""Draws learning curves as inline SVG: a small one for each trial, and a large one for all trials. Colours come from the style
+sheet.
 
 The input is numbers; the only text is an arm's name, which is escaped.
 """
@@ -15,7 +16,7 @@ from researcher.report.records import mean_curve
 
 CURVE, HELD_OUT = "reward_mean", HELDOUT_REWARD
 COLOURS = 6
-"""Number of colours in the style sheet. Further arms reuse them."""
+"""Number of colours in the style sheet. If there are more arms, colours repeat."""
 _MOST_POINTS = 120
 _SMALL = (120, 26)
 _WIDTH, _HEIGHT = 720, 250
@@ -23,7 +24,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 36
 
 
 def small(line: Line, colour: int) -> str:
-    """One small curve, with a dot at its newest point. Empty before the first point."""
+    """Draw one small curve, with a dot at its newest point. Returns an empty string before the first point."""
     if not line:
         return ""
     points = _thinned(line)
@@ -40,9 +41,9 @@ def small(line: Line, colour: int) -> str:
 
 
 def large(trials: Sequence[TrialRecord], colours: Mapping[str, int], steps: int) -> str:
-    """Draw thin lines for seeds, bold ones for the mean of an arm's finished trials, rings for interim evaluations.
+    """Draw thin lines for seeds, bold lines for the mean of an arm's finished trials, and rings for interim evaluations.
 
-    Empty before the first point. steps: the axis reaches at least this far.
+    Returns an empty string before the first point. `steps` is the minimum length of the axis.
     """
     lines = [(trial.arm, trial.series[CURVE]) for trial in trials if trial.series.get(CURVE)]
     if not lines:
@@ -77,7 +78,7 @@ def large(trials: Sequence[TrialRecord], colours: Mapping[str, int], steps: int)
 
 
 def _thinned(line: Line) -> Line:
-    """Thin out the points evenly; keeps the newest."""
+    """Thin out the points evenly, keeping the newest."""
     stride = -(-len(line) // _MOST_POINTS)
     return list(line[::-1][::stride][::-1])
 

@@ -1,4 +1,4 @@
-"""Drafting studies and campaigns on the page: the interface to the planner, and the routes."""
+"""Drafts studies and campaigns on the page: the interface to the planner, and the routes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINES = ("local", "echo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafted:
-    """The planner's draft for a topic. asks: its question, if it needs an answer first; then there is no text."""
+    """The planner's draft for a topic. `asks` is the planner's question if it needs an answer first; then there is no text."""
 
     text: str = ""
     problems: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A wrong setting. line: its line in the text, from 1; None if it is not in the text."""
+    """A wrong setting. `line` is its line in the text, counted from 1; None if the setting is not in the text."""
 
     field: str
     line: int | None
@@ -40,7 +40,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """The plan made from a text. problems: why it cannot be carried out; then there is no plan."""
+    """The plan made from a text. `problems` say why the text cannot be run; then there is no plan."""
 
     problems: tuple[Problem, ...] = ()
     plan: tuple[str, ...] = ()
@@ -49,31 +49,36 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where trials will run. servers: addresses; if empty, one is started on this machine with `engine`."""
+    """Where trials will run. `servers` are addresses; if empty, a server is started on this machine with `engine`."""
 
     servers: tuple[str, ...] = ()
     engine: str = "local"
 
 
 class Drafting(Protocol):
-    """The planner, and the service that starts its studies or campaigns."""
+    """Plans texts, and starts the studies or campaigns that they describe."""
 
     def instruments(self) -> Sequence[str]:
-        """Names of the installed instruments."""
+        """List the names of the installed instruments."""
 
     def draft(self, topic: str, instrument: str | None, answers: Sequence[str]) -> Drafted:
-        """Ask the planner for a draft. answers: to its earlier questions. Raises: PlanningRefused, UsageError."""
+        """Ask the planner for a draft. `answers` are those to its earlier questions. Raises: PlanningRefused, UsageError."""
 
     def check(self, text: str, places: Places) -> Checked:
         """Plan and price a file's text, without recording anything."""
 
     def start(self, text: str, places: Places) -> str | Checked:
-        """Record the study or campaign and hand it to the daemon; returns its id, or the problems. Raises: UsageError for its servers."""
+        """Record the study or campaign and hand it to the daemon. Returns its id, or the problems. Raises: UsageError for its
+        servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of form. path: prefix of its routes. shown: path prefix of started studies or campaigns. The rest: texts of the form."""
+    """A kind of form.
+
+    `path` is the prefix of its routes, `shown` the path prefix of started studies or campaigns. The other fields are texts of the
+    form.
+    """
 
     name: str
     path: str
@@ -83,12 +88,12 @@ class Kind:
     file: str
     fields: str
     other: str
-    """A sentence about the other kind of form. `other_path` is the path of that form."""
+    """Sentence that links to the other form, at `other_path`."""
     other_path: str
 
     @property
     def form(self) -> tuple[str, str]:
-        """The link back to the form: path and text."""
+        """Link back to the form: path and text."""
         return self.path, f"the form for a new {self.name}"
 
 
@@ -100,14 +105,14 @@ STUDY = Kind(
     hint="a question about training agents",
     file="study file",
     fields="compare or arms, design, seeds, steps, budget: `researcher schema` describes every field",
-    other="A goal that takes several studies, for hours or days, is a campaign.",
+    other="A goal that takes several studies, over hours or days, is a campaign.",
     other_path="/draft/campaign",
 )
 CAMPAIGN = Kind(
     name="campaign",
     path="/draft/campaign",
     shown="/campaigns",
-    asks="What is to be found out?",
+    asks="What do you want to find out?",
     hint="a goal and its budget, such as: What makes GRPO learn one-digit sums fastest? Two hours.",
     file="goal file",
     fields="goal, instruments, objective, factors, set, steps, strategist, budget, schedule, approve, notify",
@@ -117,7 +122,7 @@ CAMPAIGN = Kind(
 
 
 class DraftPages:
-    """The handlers of one kind's routes."""
+    """Handlers of the routes of one kind of form."""
 
     def __init__(self, access: Access, kind: Kind, drafting: Drafting, renderer: Renderer) -> None:
         self._access = access
@@ -135,11 +140,11 @@ class DraftPages:
         app.add_api_route(f"{path}/start", self.start, **post)
 
     def look(self, request: Request) -> Response:
-        """An empty form."""
+        """Show an empty form."""
         return self._page(request, {})
 
     def draft(self, request: Request, form: Form) -> Response:
-        """The planner's draft of a topic, for the person to edit."""
+        """Show the planner's draft of a topic, for the person to edit."""
         check(self._access, request, form)
         topic = words(form, "topic", f"the topic is empty; write {self._kind.hint}")
         answers = [line for line in form.get("answers", "").splitlines() if line]
@@ -153,17 +158,17 @@ class DraftPages:
         return self._page(request, {**given, "text": drafted.text}, drafted=drafted)
 
     def check(self, request: Request, form: Form) -> Response:
-        """Show whether the text is valid, and its price."""
+        """Show whether the text is valid, and what it would cost."""
         return self._judged(request, form, self._drafting.check, 200)
 
     def start(self, request: Request, form: Form) -> Response:
-        """Start it, and redirect to its page."""
+        """Start the study or campaign, and redirect to its page."""
         return self._judged(request, form, self._drafting.start, 400)
 
     def _judged(
         self, request: Request, form: dict[str, str], judge: Callable[[str, Places], str | Checked], unfit: int
     ) -> Response:
-        """The form with the check's result. unfit: the HTTP status if the text cannot be carried out."""
+        """Show the form with the result of the check. `unfit` is the HTTP status if the text cannot be run."""
         check(self._access, request, form)
         try:
             found = judge(self._text(form), _places(form))
@@ -174,8 +179,8 @@ class DraftPages:
         return self._page(request, form, checked=found, status=unfit if found.problems else 200)
 
     def _text(self, form: dict[str, str]) -> str:
-        """The form's text, with browsers' line ends normalised. Raises: FormRefused."""
-        given = words(form, "text", f"there is no {self._kind.file} yet: draft one from a topic, or write it")
+        """Return the form's text with line endings normalized. Raises: FormRefused."""
+        given = words(form, "text", f"there is no {self._kind.file} yet: draft one from a topic, or write one")
         return given.replace("\r\n", "\n") + "\n"
 
     def _page(

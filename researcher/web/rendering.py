@@ -1,4 +1,4 @@
-"""Renders templates to responses with a common layout, and ETags for polling browsers."""
+"""Renders templates to responses with a common layout and with ETags for polling browsers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from researcher.store.errors import NotFound
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'"
-"""Content security policy of the report, a self-contained document: inline style, no scripts, no origin."""
+"""Content security policy of the report, which is self-contained: inline style, no scripts, no origin."""
 
 
 class Renderer:
@@ -37,7 +37,7 @@ class Renderer:
         return HTMLResponse(text, status, headers={"etag": tag} if status == 200 else None)
 
     def message(self, request: Request, status: int, text: str, back: tuple[str, str]) -> Response:
-        """A page with one sentence. back: path and text of the link back."""
+        """Render a page with one sentence. `back` is the path and text of the link back."""
         return self.page(request, "message", status=status, text=redact(text), back=back[0], place=back[1])
 
 
@@ -55,7 +55,7 @@ def _templates() -> Environment:
 
 
 def _sentence(text: str) -> Markup:
-    """One of our sentences as HTML, without secrets. Text between backticks becomes code."""
+    """Render one of our sentences as HTML, without secrets. Text between backticks becomes code."""
     parts = redact(text).split("`")
     whole = len(parts) % 2 == 1
     return Markup("").join(
@@ -65,12 +65,12 @@ def _sentence(text: str) -> Markup:
 
 
 def default_person(access: Access) -> str:
-    """Default of the name field: the user account if only browsers on this machine have access, else empty."""
+    """Return the default of the name field: the user account if only browsers on this machine have access, else empty."""
     return getpass.getuser() if access.local else ""
 
 
 def report_file(folder: Path, missing: str) -> Response:
-    """The report as written: one self-contained file. Raises: NotFound with `missing`."""
+    """Serve the report as it was written: one self-contained file. Raises: NotFound with `missing`."""
     file = folder / "report.html"
     if not file.is_file():
         raise NotFound(missing)

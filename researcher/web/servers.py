@@ -1,4 +1,4 @@
-"""Status of the swarm servers that current studies use, or the reason why a server gives none."""
+"""Shows the status of the swarm servers that current studies use, or why a server's status is unknown."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from researcher.web.sheets import Sheets
 from swarm.protocol.status import ServerStatus
 
 Ask = Callable[[Sequence[str]], Sequence[ServerStatus | str]]
-"""Asks all servers concurrently for their status; returns a status by address, or in words why there is none."""
+"""Asks all servers for their status at the same time. Returns, for each address, a status or a text that says why there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLine:
-    """One server. studies: those that use it. status: None if it gave none; then `reason` says why."""
+    """One server.
+
+    `studies` are those that use it. `status` is None if the server gave none; `reason` then says why.
+    """
 
     url: str
     given: bool
-    """Whether a person gave its address; else it was started for a study."""
+    """True if a person gave its address; else it was started for a study."""
     studies: list[StudyRecord]
     status: ServerStatus | None
     reason: str
 
 
 class ServerPages:
-    """The handler of the route /servers."""
+    """Handler of the route /servers."""
 
     def __init__(self, home: Home, sheets: Sheets, renderer: Renderer, ask: Ask) -> None:
         self._store = home.store
@@ -41,7 +44,7 @@ class ServerPages:
         self._ask = ask
 
     def servers(self, request: Request) -> Response:
-        """Every server that is used by a study which has not ended."""
+        """Show every server that an unfinished study uses."""
         return self._page(request, "servers", servers=self._sheets.shared("servers", self._lines))
 
     def _lines(self) -> list[ServerLine]:
@@ -66,7 +69,7 @@ class ServerPages:
         ]
 
     def _used(self, study: StudyRecord) -> list[str]:
-        """Addresses of a study's servers: the given ones, else those of attempts that have not ended."""
+        """List the addresses of a study's servers: the given ones, else those of attempts that have not ended."""
         if study.options.servers:
             return list(dict.fromkeys(url.rstrip("/") for url in study.options.servers))
         attempts = self._store.trials.attempts_of_study(study.id).values()

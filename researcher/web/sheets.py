@@ -1,6 +1,6 @@
 """Content of the page: the list of studies, and one study.
 
-Simultaneous requests share one reading, which is at most a second old.
+Concurrent requests share one reading of the store, which is at most a second old.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KEPT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatePart:
-    """A gate that is open in the records. answer: given already, but not yet seen by a worker."""
+    """An open gate. `answer` is a person's answer that no worker has seen yet."""
 
     name: str
     question: list[tuple[str, str]]
@@ -68,7 +68,7 @@ class StudyLine:
     failed: int
     trials: int
     waits: bool
-    """Whether the study waits for a person's answer."""
+    """True if the study waits for a person's answer."""
     unattended: str
     """Who will continue a study that has no worker; else ""."""
 
@@ -96,7 +96,7 @@ class TrialPart:
 
     @property
     def rank(self) -> int:
-        """Sort key: running trials first."""
+        """Sort key that puts running trials first."""
         return int(self.record.status.ended or self.record.status is TrialStatus.PLANNED)
 
 
@@ -104,12 +104,12 @@ class TrialPart:
 class VerdictPart:
     record: VerdictRecord
     hypothesis: Hypothesis | None
-    """None if the hypothesis is not in the newest plan."""
+    """Hypothesis of the verdict; None if it is not in the newest plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingPart:
-    """Spending of one kind, in words. share: of the limit; None without a limit."""
+    """Spending of one kind, in words. `share` is the used share of the limit; None without a limit."""
 
     name: str
     text: str
@@ -120,24 +120,24 @@ class SpendingPart:
 class SentinelPart:
     name: str
     state: str
-    """`invalid`, `warning`, `unchecked`, `quiet`, or `waiting` before a trial is done."""
+    """`invalid`, `warning`, `unchecked`, `quiet`, or `waiting` before any trial is done."""
     findings: list[SentinelFinding]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPart:
-    """Attempts at episodes of one kind, over one arm's finished trials."""
+    """Attempts at episodes of one kind, over the finished trials of one arm."""
 
     arm: str
     kind: Kind
     counts: EpisodeAttempts
     first: dict[Cause, str]
-    """First loss by cause, over the whole arm."""
+    """The arm's first loss by cause, over episodes of both kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySheet:
-    """All content of one study's page. plan: None during planning."""
+    """Everything that one study's page shows. `plan` is None while the study is being planned."""
 
     record: StudyRecord
     worker: str
@@ -145,21 +145,21 @@ class StudySheet:
     plan: Plan | None
     digest: str
     whole: bool
-    """Whether the plan still matches the hash that it was frozen with."""
+    """True if the plan still matches the hash with which it was frozen."""
     stages: list[tuple[Stage, str]]
     verdicts: list[VerdictPart]
     trials: list[TrialPart]
     arms: dict[str, int]
-    """Colour numbers by arm, in the plan's order."""
+    """Number of each arm's colour, in the plan's order."""
     losses: list[LossPart]
     curves: str
     samples: list[SamplePart]
-    """Sample answers: for each arm from a finished trial, else from one that trains."""
+    """Sample answers of each arm, from a finished trial if it has one, else from one in training."""
     spending: list[SpendingPart]
     sentinels: list[SentinelPart]
     decisions: list[str]
     journal: list[tuple[str, str]]
-    """Time and sentence, newest first."""
+    """Time and sentence of each event, newest first."""
     events: int
     reported: bool
 
@@ -170,7 +170,7 @@ class StudySheet:
 
 @dataclass(slots=True)
 class _Kept:
-    """A cached reading, with the lock for renewing it."""
+    """Cached content, with a lock so that only one request renews it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     at: float = -_FRESH_S
@@ -181,7 +181,7 @@ Sheet = TypeVar("Sheet")
 
 
 class Sheets:
-    """Reads the content of pages. Thread-safe."""
+    """Reads what the pages show. Thread-safe."""
 
     def __init__(self, home: Home, clock: Clock) -> None:
         self._home = home
@@ -193,21 +193,21 @@ class Sheets:
         self._sentinels: dict[str, tuple[tuple[str, int], list[SentinelPart]]] = {}
 
     def studies(self, page: int) -> ListSheet:
-        """The list of studies, newest first. page: from 1; a number beyond the last page gives the last page."""
+        """Return the list of studies, newest first. `page` counts from 1; a number beyond the last page gives the last page."""
         return self.shared(f"list {page}", lambda: self._list(page))
 
     def study(self, study_id: str) -> StudySheet:
-        """One study. Raises: NotFound."""
+        """Return one study. Raises: NotFound."""
         return self.shared(study_id, lambda: self._study(study_id))
 
     def forget(self, study_id: str) -> None:
-        """Drop cached readings of this study, because we just changed it."""
+        """Drop the cached content of this study after changing it."""
         with self._lock:
             for name in [name for name in self._kept if name == study_id or name.startswith("list ")]:
                 del self._kept[name]
 
     def shared(self, name: str, make: Callable[[], Sheet]) -> Sheet:
-        """The result of `make`, cached under this name for a second and shared by all requests."""
+        """Return the result of `make`, cached under this name for a second and shared by all requests."""
         with self._lock:
             if len(self._kept) > _KEPT:
                 self._kept.clear()
@@ -326,7 +326,7 @@ class Sheets:
         return parts
 
     def _watch(self, study_id: str, plan: Plan | None, trials: Sequence[TrialRecord]) -> list[SentinelPart]:
-        """Run the plan's sentinels over the finished trials. They read every series, so only when another trial has finished."""
+        """Run the plan's sentinels over the finished trials, only after another trial has finished, because they read every series."""
         done = sum(trial.status is TrialStatus.DONE for trial in trials)
         if plan is None or not done:
             names = () if plan is None else plan.sentinels
@@ -359,7 +359,7 @@ def _trial(trial: TrialRecord, attempts: Sequence[AttemptRecord], plan: Plan | N
 
 
 def _losses(trials: Sequence[TrialRecord]) -> list[LossPart]:
-    """Attempts of every arm, by kind of episode, over finished trials; empty if no arm lost any."""
+    """Collect the attempts of every arm over finished trials, by kind of episode; empty if no arm lost any."""
     found = losses_by_arm(trials)
     if not any(losses_text(each) for each in found.values()):
         return []

@@ -1,6 +1,6 @@
 """MLflow for the page: the configured server, or one that we start when somebody first follows its link.
 
-Starting takes ten seconds and half a gigabyte, so it waits until somebody looks.
+Starting it takes ten seconds and half a gigabyte of memory, so it only starts when somebody wants to look.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from researcher.store.store import Store
 _log = logging.getLogger(__name__)
 START_LIMIT_S = 180.0
 MLFLOW_ENVIRON = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""Turns off MLflow's job runner, which nobody uses here: seven processes fewer."""
+"""Turns off MLflow's job runner, which is not used here; that saves seven processes."""
 _LOOK_EVERY_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Redirect to `url`, wait while `starting`, or give up because of `reason`."""
+    """What a request for MLflow should do: redirect to `url`, wait while `starting`, or give up because of `reason`."""
 
     url: str | None = None
     starting: bool = False
@@ -41,8 +41,10 @@ class Link:
 
 
 class Tracking:
-    """Gives links to MLflow and never waits for it to start. port: for a server that we start; 0 for any. local: whether browsers
-    are on this machine; others could not reach our server, and it would not ask them for a token.
+    """Gives links to MLflow and never waits for it to start.
+
+    `port` is for a server that we start; 0 means any. `local`: whether browsers are on this machine. Other browsers could not reach
+    our server, and it would not ask them for a token.
     """
 
     def __init__(self, store: Store, *, port: int, local: bool, start_limit_s: float = START_LIMIT_S) -> None:
@@ -55,17 +57,17 @@ class Tracking:
         self._base: str | None = None
         self._fault = ""
         self.started: threading.Thread | None = None
-        """The thread that starts MLflow; it ends when MLflow answers or fails."""
+        """Thread that starts MLflow; it ends when MLflow answers or fails."""
         self._server: subprocess.Popen[bytes] | None = None
         self._closed = threading.Event()
         if self._sink.tracking_uri.startswith(("http://", "https://")):
             self._base = self._sink.tracking_uri.rstrip("/")
 
     def link(self, study_id: str, trial_key: str | None = None) -> Link:
-        """Link to a study's experiment or a trial's run. Reads only. Raises: MlflowAway."""
+        """Return a link to a study's experiment or a trial's run. Only reads. Raises: MlflowAway."""
         if self._base is None and not self._local:
-            how = "run an MLflow server, and set MLFLOW_TRACKING_URI for all commands"
-            return Link(reason=f"MLflow's own page would listen on this machine only: {how}")
+            how = "run an MLflow server and set MLFLOW_TRACKING_URI for all commands"
+            return Link(reason=f"MLflow's own page would only listen on this machine: {how}")
         with self._lock:
             if self._server is not None and self._server.poll() is not None:
                 self._base, self._server = None, None
@@ -74,7 +76,7 @@ class Tracking:
             return Link(url=f"{self._base}/{self._sink.page(study_id, trial_key)}")
 
     def catch_up(self) -> None:
-        """Send waiting records of studies that have no worker. Workers send their own."""
+        """Send the pending records of studies that have no worker. Workers send their own."""
         now = time.time()
         for study in self._store.studies.all():
             if living_owner(self._store, study.id, now) is None:
@@ -101,7 +103,9 @@ class Tracking:
     def _start(self) -> None:
         port = free_port(self._wanted_port)
         if port is None:
-            self._fault = f"port {self._wanted_port} is taken: give `researcher ui` another --mlflow-port, or 0 for any"
+            self._fault = (
+                f"port {self._wanted_port} is taken: give `researcher ui` a different --mlflow-port, or 0 for any"
+            )
             return
         server = begin(mlflow_command(self._sink.tracking_uri, port), MLFLOW_ENVIRON)
         if answers(f"http://127.0.0.1:{port}/health", server, self._closed, self._start_limit_s):
@@ -118,13 +122,13 @@ class Tracking:
 
 
 def mlflow_command(tracking_uri: str, port: int) -> list[str]:
-    """Command that starts MLflow's own server for the copy of the records. It listens on this machine only."""
+    """Return the command that starts MLflow's own server for the copy of the records. It only listens on this machine."""
     where = ["--backend-store-uri", tracking_uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     return [sys.executable, "-m", "mlflow", "ui", *where]
 
 
 def answers(url: str, server: subprocess.Popen[bytes], closed: threading.Event, limit_s: float = START_LIMIT_S) -> bool:
-    """Wait for MLflow's server; returns whether ours answered within the limit. Stops waiting once `closed` is set."""
+    """Wait for MLflow's server. Returns whether it answered within the limit. Stops waiting once `closed` is set."""
     limit = time.monotonic() + limit_s
     while time.monotonic() < limit and server.poll() is None:
         with suppress(urllib.error.URLError, TimeoutError, ConnectionError), urllib.request.urlopen(url, timeout=2):
@@ -135,7 +139,7 @@ def answers(url: str, server: subprocess.Popen[bytes], closed: threading.Event, 
 
 
 def free_port(wanted: int) -> int | None:
-    """The wanted port, or a free one for 0; None if it is taken."""
+    """Return the wanted port, or a free one if it is 0; None if the port is taken."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -150,9 +154,9 @@ _GRACE_S = 15.0
 
 @contextmanager
 def child(command: Sequence[str], environ: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the command in its own process group. Ends the whole group when the block is left.
+    """Run the command in its own process group, and end the whole group on leaving the block.
 
-    SIGTERM also leaves the block, by SystemExit with the usual exit code of a shell. Use it in the main thread.
+    SIGTERM also leaves the block, through SystemExit with a shell's usual exit code. Use this in the main thread.
     """
     told: list[int] = []
 
@@ -176,7 +180,7 @@ def child(command: Sequence[str], environ: Mapping[str, str] | None = None) -> I
 
 
 def begin(command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a child process in its own group, without output; the caller has to `end` it. environ: added to ours."""
+    """Start a child process in its own group, without output. The caller has to `end` it. `environ` is added to our environment."""
     return subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -187,7 +191,7 @@ def begin(command: Sequence[str], environ: Mapping[str, str] | None = None) -> s
 
 
 def end(started: subprocess.Popen[bytes]) -> None:
-    """End the whole group, even if its first process is dead: SIGTERM first, SIGKILL for what stays."""
+    """End the whole group, even if its first process is dead: SIGTERM first, then SIGKILL for what is left."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(started.pid, number)

@@ -62,6 +62,6 @@ def test_equal_arms_are_no_copies_of_each_other_and_an_honest_reward_is_left_in_
     assert record.verdict.value in ("equivalent", "inconclusive", "refuted", "supported")
     assert record.effect is not None
     assert record.effect.method == "welch"
-    assert "on other seeds, and is compared unpaired" in report
+    assert "repeats another one on different seeds, so the comparison is unpaired" in report
     assert "`reward_against_success`: quiet" in report
     store.close()

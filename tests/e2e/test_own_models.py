@@ -45,7 +45,7 @@ def test_a_folders_model_is_trained_and_named_everywhere_and_a_trial_of_it_is_re
     assert f"the plan trains {title} from the folder {folder}, which is not on this machine" in refused.stderr
     make_tiny_llama(folder, seed=1)
     refused = machine.researcher("reproduce", archive)
-    assert f"{folder} holds other weights" in refused.stderr
+    assert f"{folder} holds different weights" in refused.stderr
     with ServerProcess(tmp_path / "server", engine="local", model=str(elsewhere)) as server:
         again = machine.researcher("reproduce", archive, "--server", server.url, "--json")
     assert again.returncode == 0, again.stderr

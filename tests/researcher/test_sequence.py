@@ -46,7 +46,9 @@ async def test_the_best_level_goes_on_and_the_report_says_so_and_verifies() -> N
     assert said["learning_rate=4e-5,temperature=1.3"].verdict is Verdict.EQUIVALENT
     left = said["learning_rate=1e-5,temperature=0.7"]
     assert left.verdict is Verdict.INCONCLUSIVE
-    assert f"temperature was compared by stage '{SECOND}4e-5' instead" in left.reason
+    assert (
+        f"temperature was compared by stage '{SECOND}4e-5' instead, because the plan's branch led there" in left.reason
+    )
 
     stages = {stage.id: stage for stage in plan.stages}
     ran = {trial.stage for trial in data.trials}
@@ -61,7 +63,7 @@ async def test_the_best_level_goes_on_and_the_report_says_so_and_verifies() -> N
     text = render(page(Records(data)))["markdown"][1]
     assert "By the plan's rule learning\\_rate=4e-5" in text or "By the plan's rule learning_rate=4e-5" in text
     path = text.split("## Decision path")[1].split("##")[0]
-    assert f"go on with stage `{SECOND}4e-5`" in path
+    assert f"continue with stage `{SECOND}4e-5`" in path
     assert f"{SECOND}1e-5" not in path
 
 

@@ -1,4 +1,4 @@
-// Looks again every few seconds and puts in what changed. Without it the page is whole, and stays as it was loaded.
+// Polls every few seconds and updates what changed. Without this script the page is complete but stays as it was loaded.
 "use strict";
 
 const LIMIT_MS = 20000;
@@ -37,7 +37,7 @@ async function look() {
   say("", "");
 }
 
-// A part that did not change is left alone, and so is what a person typed, opened or scrolled in one that did.
+// Leaves unchanged parts alone. In changed parts it keeps what a person typed, opened or scrolled.
 function put(fresh) {
   const html = fresh.outerHTML;
   const old = document.getElementById(fresh.id);
@@ -91,17 +91,17 @@ async function follow() {
   timer = setTimeout(follow, 1000 * Number(document.body.dataset.everyS));
 }
 
-// What lies under a button that is held down stays there until it is let go: else the click would be lost.
+// While a button is held down, its part is not updated; otherwise the click would be lost.
 document.addEventListener("pointerdown", () => {
   held = new Promise((done) => {
     for (const name of ["pointerup", "pointercancel"]) {
       document.addEventListener(name, () => setTimeout(done), { once: true });
     }
-    setTimeout(done, PRESS_MS); // it may be let go outside the window
+    setTimeout(done, PRESS_MS); // the button may be released outside the window
   });
 });
 
-// A second click on the same button is no second answer.
+// A second click on the same button does not send a second answer.
 document.addEventListener("submit", (event) => {
   if (event.target.dataset.sent) event.preventDefault();
   event.target.dataset.sent = "yes";

@@ -111,9 +111,9 @@ S, R, E, U = Verdict.SUPPORTED, Verdict.REFUTED, Verdict.EQUIVALENT, Verdict.INC
         ((S, an_effect(0.3)), (S, an_effect(0.35)), None),
         ((S, an_effect(0.3)), (R, an_effect(-0.3)), "opposite"),
         ((S, an_effect(0.15, 0.14)), (E, an_effect(0.03, 0.06)), "rules out"),
-        ((S, an_effect(0.3)), (S, an_effect(0.6)), "do not meet"),
+        ((S, an_effect(0.3)), (S, an_effect(0.6)), "do not overlap"),
         ((S, an_effect(0.3)), (U, an_effect(0.1, 0.5)), None),
-        ((U, an_effect(0.3, 0.1)), (U, an_effect(0.0, 0.1)), "do not meet"),
+        ((U, an_effect(0.3, 0.1)), (U, an_effect(0.0, 0.1)), "do not overlap"),
         ((R, an_effect(-0.06, 0.05)), (E, an_effect(-0.04, 0.05)), None),
         ((S, an_effect(0.3)), (U, None), None),
     ],
@@ -200,7 +200,7 @@ def test_the_quotation_has_effect_interval_confidence_and_n() -> None:
     said = told_of(a_finding("st-1", S, an_effect(0.3)))
     assert ": supported, +0.3 [+0.25, +0.35] at 95 % confidence, n = 3 against 3 (st-1/H1); " in said
     assert "nothing was measured" in told_of(a_finding("st-1", U, None))
-    assert "by Group 7: not recomputable here" in told_of(a_finding("st-1", S, an_effect(0.3), origin="Group 7"))
+    assert "by Group 7; cannot be recomputed here" in told_of(a_finding("st-1", S, an_effect(0.3), origin="Group 7"))
 
 
 def test_a_finding_is_told_with_all_that_it_holds_for() -> None:
@@ -214,7 +214,7 @@ def test_a_finding_is_told_with_all_that_it_holds_for() -> None:
     told_so = told_of(found).partition("; ")[2]
     for part in (plan.instrument, plan.model.name, f"{plan.steps} steps", "0.5 against 0.2", "60 s a trial"):
         assert part in told_so
-    assert "no model was trained" in told_of(found.model_copy(update={"model": "echo"}))
+    assert "which trains no model" in told_of(found.model_copy(update={"model": "echo"}))
     assert spread(an_effect(0.3, half=0.05, n=3)) == pytest.approx(0.05 / 2.776 / (2 / 3) ** 0.5, rel=1e-3)
     assert spread(an_effect(0.3).model_copy(update={"method": "paired"})) is None
 

@@ -76,7 +76,11 @@ def test_a_single_step_has_an_area() -> None:
         (metric("final_reward"), {"reward_mean": [(1, float("nan"))]}, "not finite"),
         (metric("steps_to_threshold"), SERIES, "no threshold"),
         (metric("tokens_sampled"), {}, "tokens_sampled"),
-        (metric("heldout_accuracy"), {**SERIES, "eval_success_after": [(0, 1.0)]}, "1 episodes, eval_reward_after 2"),
+        (
+            metric("heldout_accuracy"),
+            {**SERIES, "eval_success_after": [(0, 1.0)]},
+            "1 episodes, but eval_reward_after has 2",
+        ),
     ],
 )
 def test_what_is_missing_is_named(wanted: Metric, series: dict[str, list[tuple[int, float]]], says: str) -> None:

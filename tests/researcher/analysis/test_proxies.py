@@ -102,7 +102,7 @@ def test_reward_that_rises_while_success_stays_is_a_warning() -> None:
             one.series[name] = [(index, float(index < EACH)) for index in range(TASKS * EACH)]
     [finding] = seen(plan, trials)
     assert finding.severity == "warning"
-    assert "did not follow" in finding.text
+    assert "but held-out success did not" in finding.text
 
 
 def test_reward_that_rises_where_no_task_was_ever_solved_is_no_alarm_and_not_called_healthy() -> None:

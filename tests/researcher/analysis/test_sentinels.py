@@ -120,7 +120,7 @@ def test_where_rewards_differ_and_no_token_could_be_trained_the_reason_is_that()
     assert found.text == "the weights never changed: no token was trained, although rewards differed"
 
 
-@pytest.mark.parametrize(("forced", "because"), [(200.0, ": all tokens that it trained were forced"), (199.0, "")])
+@pytest.mark.parametrize(("forced", "because"), [(200.0, ": all trained tokens were forced"), (199.0, "")])
 def test_where_all_trained_tokens_were_forced_the_reason_is_that(forced: float, because: str) -> None:
     one = trial({"weights_change": [0.0] * 4, "tokens_trained": [200.0] * 4, "tokens_forced": [200.0] * 3 + [forced]})
     (found,) = inspect(study_plan(sentinels=("weights_did_not_change",)), [one])

@@ -129,7 +129,7 @@ def test_whatever_its_effects_a_screen_gives_no_verdict_and_leaves_no_finding() 
     assert (ending.action, ending.trials) == ("stop", 8)
     for record in ending.verdicts:
         assert record.verdict is Verdict.INCONCLUSIVE
-        assert "a screen explores and gives no verdict" in record.reason
+        assert "a screen only explores and gives no verdict" in record.reason
     assert ending.verdicts[0].effect is not None
     assert ending.verdicts[0].effect.low > 0
     assert findings_of("st-1", plan, ending.verdicts, 0.0) == []

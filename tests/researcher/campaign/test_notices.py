@@ -36,7 +36,7 @@ async def test_a_gate_and_the_answer_are_told_once_each(tmp_path: Path, hook: We
     made = MadeUpCampaign(tmp_path, approve="study")
     await made.carry_out()
     await made.carry_out()
-    assert _sent(made, hook) == [f"{made.id} waits for your word"]
+    assert _sent(made, hook) == [f"{made.id} waits for your decision"]
     assert "campaign approve" in hook.posts[0]["message"]
     made.store.campaigns.request(made.id, stop=False)
     for _ in range(20):
@@ -61,6 +61,6 @@ async def test_a_standstill_and_each_day_are_told_once_whoever_looks(tmp_path: P
     made.clock.advance(90_000)
     watch.look()
     CampaignWatch(made.store, made.id, ["HOOK"], tmp_path, made.clock).look()
-    assert sorted(_sent(made, hook)) == [f"{made.id} stands still", f"{made.id}, day 1"]
+    assert sorted(_sent(made, hook)) == [f"{made.id} has stalled", f"{made.id}, day 1"]
     kinds = {notice.kind for notice in made.store.notices.of(made.id)}
     assert kinds == {NoticeKind.STALLED, NoticeKind.DIGEST}

@@ -58,7 +58,7 @@ def test_a_reproduction_that_gets_no_server_is_over(
     assert "no server is left" in capsys.readouterr().err
     again = next(each for each in home.store.studies.all() if each.id != study)
     assert again.status is StudyStatus.STOPPED
-    assert "run again" in str(again.reason)
+    assert "reran one trial" in str(again.reason)
 
 
 def test_what_export_prints_can_be_typed(

@@ -146,7 +146,7 @@ def test_it_says_what_was_found_and_verifies_it(done: MadeUpCampaign, tmp_path: 
     status = said(capsys, 0, "status")
     assert status["incumbent"] == {"learning_rate": 1.6e-4}
     assert main(["campaign", "status"]) == 0
-    rest = f"left: {status['left']['trials']} trials (60 for confirmations only): enough for about {status['trials_left']} more"
+    rest = f"left: {status['left']['trials']} trials (60 for confirmations only), enough for about {status['trials_left']} more"
     assert rest in capsys.readouterr().out
     assert Path(said(capsys, 0, "report")["markdown"]).is_file()
     target = tmp_path / "campaign.tar.gz"
@@ -215,7 +215,7 @@ def test_a_goal_that_a_campaign_pursues_already_is_started_once(
     asked = ["start", str(file), "--engine", "echo", "--detach"]
     first = said(capsys, 0, *asked)["campaign"]
     assert main(["campaign", *asked]) == 2
-    assert f"goal.yaml:1: goal: {first} pursues this goal already; --again starts another" in capsys.readouterr().err
+    assert f"goal.yaml:1: goal: {first} already pursues this goal; --again starts another" in capsys.readouterr().err
     assert said(capsys, 0, *asked, "--again")["campaign"] != first
 
 
@@ -271,7 +271,7 @@ def test_a_person_answers_at_an_instrument_that_an_llm_wrote(home: Path, capsys:
     assert waiting["waits_for"] == {"decision": 1, "needs": "approval"}
     assert "studies/written_by_llm: read it" in waiting["reason"]
     assert main(["campaign", "veto", "--because", "guessable"]) == 0
-    assert "decision 1 (new_instrument) is vetoed; the instrument is left out" in capsys.readouterr().out
+    assert "decision 1 (new_instrument) is vetoed; the instrument is not used" in capsys.readouterr().out
     asyncio.run(made.carry_out())
     assert said(capsys, 0, "approve", "--because", "better")["decision"] == 2
     asyncio.run(made.carry_out())

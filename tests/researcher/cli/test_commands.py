@@ -219,7 +219,7 @@ def test_a_budget_that_is_no_time_is_one_line_that_says_how_to_write_it(
 
 def test_a_topic_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, says in (("nope", "No such file or directory"), ("binary", "not text"), (".", "Is a directory")):
+    for name, says in (("nope", "No such file or directory"), ("binary", "not UTF-8 text"), (".", "Is a directory")):
         assert main(["start", "--topic", f"@{tmp_path / name}", "--dry-run"]) == USAGE
         said = capsys.readouterr().err
         assert says in said
@@ -229,7 +229,7 @@ def test_a_topic_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path, caps
 
 @pytest.mark.parametrize(
     ("topic", "says"),
-    [(f"{TOPIC} \udcff", "not text in UTF-8"), (TOPIC + "?" * 10_000, "at most 10000 are taken"), (" ", "is empty")],
+    [(f"{TOPIC} \udcff", "not UTF-8 text"), (TOPIC + "?" * 10_000, "the maximum is 10000"), (" ", "is empty")],
 )
 def test_a_topic_that_cannot_be_recorded_is_one_clear_line(
     topic: str, says: str, capsys: pytest.CaptureFixture[str]
@@ -505,7 +505,7 @@ def test_what_a_researcher_left_that_was_killed_after_the_study_had_ended_is_end
     assert (store.studies.get(study).status, store.studies.get(study).reason) == (status, "as it was")
     assert store.leases.holder(study) is None
     said = capsys.readouterr().out
-    assert ("left running is ended" in said) == (command == ["stop"])
+    assert ("ended what was left running" in said) == (command == ["stop"])
     assert main(["stop", study]) == 0
     assert capsys.readouterr().out == f"{study}: {status} already\n"
 
@@ -844,7 +844,7 @@ def test_what_is_asked_of_a_study_that_asks_nothing_says_how_it_is(capsys: pytes
     assert main(["approve", study]) == FAILED
     assert f"{study} asks nothing that could be answered: it is waiting (paused on request)" in capsys.readouterr().err
     assert main(["amend", study, "--seeds", "2..3", "--because", "more"]) == USAGE
-    assert "one number of seeds in each arm; write --seeds 3" in capsys.readouterr().err
+    assert "fixed number of seeds per arm; write --seeds 3" in capsys.readouterr().err
     assert main(["resume", "nonesuch"]) == FAILED
     assert "no study has an id that begins with 'nonesuch'" in capsys.readouterr().err
     found.store.close()
@@ -984,7 +984,7 @@ def test_the_doctor_looks_at_what_a_gpu_needs(
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", without_vllm)
     rows = graphics(monkeypatch, capsys, CARD, CC="sh")
-    assert rows["gpu 0"] == (True, "NVIDIA H100 80GB HBM3, 85 GB, 80 of them free")
+    assert rows["gpu 0"] == (True, "NVIDIA H100 80GB HBM3, 85 GB, of which 80 GB are free")
     assert rows["NVIDIA driver"][0]
     assert rows["C compiler"][0]
     assert not rows["vllm for CUDA"][0]
@@ -997,7 +997,7 @@ def test_the_doctor_names_a_driver_that_is_too_old_and_a_compiler_that_is_missin
     old = replace(CARD, driver="535.183.01")
     rows = graphics(monkeypatch, capsys, CARD, replace(old, index=1), CC="no-such-compiler")
     assert "gpu 1" in rows
-    assert rows["C compiler"] == (False, "CC=no-such-compiler is not there; Triton compiles kernels with it")
+    assert rows["C compiler"] == (False, "CC=no-such-compiler was not found; Triton compiles kernels with it")
     assert graphics(monkeypatch, capsys, old)["NVIDIA driver"] == (False, "535.183.01; CUDA 13 needs 580 or newer")
 
 
@@ -1032,7 +1032,7 @@ def test_the_doctor_is_content_with_a_machine_without_a_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = graphics(monkeypatch, capsys)
-    assert rows["gpu"] == (True, "none with NVIDIA's driver; models run on the CPU")
+    assert rows["gpu"] == (True, "none found by NVIDIA's driver; models run on the CPU")
     assert "C compiler" not in rows
 
 

@@ -96,7 +96,7 @@ def test_findings_go_from_one_home_to_another_and_are_planned_with(
     assert main(["findings"]) == 0
     said = capsys.readouterr().out
     assert "at 95 % confidence, n = 3 against 3" in said
-    assert "by Group 7: not recomputable here" in said
+    assert "by Group 7; cannot be recomputed here" in said
 
     plan = the_plan(capsys)
     [known] = plan.known

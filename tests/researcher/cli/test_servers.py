@@ -49,7 +49,7 @@ def test_servers_of_a_team_do_not_share_one_gpu(home: Home, tmp_path: Path, monk
     gpu_machine(monkeypatch, tmp_path, 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     with pytest.raises(
-        UsageError, match=r"takes 2 servers at once .* and 1 may be used here: use a machine with 2 GPUs"
+        UsageError, match=r"needs 2 servers at the same time .* but only 1 can be used here: use a machine with 2 GPUs"
     ):
         check_servers(TEAM, [])
     with pytest.raises(NoServersLeft, match="`researcher resume st-1`"):

@@ -90,7 +90,7 @@ def test_a_draft_of_options_is_a_file_that_makes_the_same_plan(tmp_path: Path, c
     assert f"`researcher start {made}` runs it" in capsys.readouterr().out
     assert shown(capsys, str(made))["hash"] == alone["hash"]
     assert main(["draft", *asked, "-o", str(made)]) == USAGE
-    assert "--force writes over it" in capsys.readouterr().err
+    assert "--force overwrites it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_the_first_level_is_the_baseline_and_the_plan_says_so(file: Path, capsys
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "nothing says what to study: give a study file, --topic TEXT, or --instrument NAME --vary FACTOR=A,B"),
-        (["--vary", "kl=0,0.1"], "need --instrument NAME beside them; there are: arithmetic"),
+        ([], "no study requested: give a study file, --topic TEXT, or --instrument NAME --vary FACTOR=A,B"),
+        (["--vary", "kl=0,0.1"], "also need --instrument NAME; choose one of: arithmetic"),
         (["study.yaml", "--topic", "x"], "a study file and --topic both state the question"),
         (["nope.yaml"], "nope.yaml cannot be read: No such file or directory"),
         (["--instrument", "new", "--vary", "kl=0,0.1"], "--instrument new needs --topic"),
@@ -275,7 +275,7 @@ def test_the_schema_of_goal_files_takes_what_a_goal_takes(fields: dict[str, Any]
         (["--set", "digits=99"], "start: --set: digits"),
         (["--seeds", "9..8"], "start: --seeds: "),
         (["--vary", "learning_rat=1,2"], "start: --vary: "),
-        (["--budget", "2"], "'2' has no unit: write 2s, 2m or 2h (in files a number alone means seconds)"),
+        (["--budget", "2"], "'2' has no unit: write 2s, 2m or 2h (in files, a bare number means seconds)"),
     ],
 )
 def test_what_is_wrong_in_an_option_is_said_without_a_line_of_the_file(
@@ -304,7 +304,7 @@ def test_a_topic_that_asks_for_the_echo_engine_says_that_it_is_an_option(tmp_pat
     made = tmp_path / "made.yaml"
     assert main(["draft", *asked, "-o", str(made)]) == 0
     assert f"`researcher start {made} --engine echo` runs it" in capsys.readouterr().out
-    assert "echo engine is chosen where the study is started" in " ".join(made.read_text().split("\n# "))
+    assert "echo engine is chosen when the study is started" in " ".join(made.read_text().split("\n# "))
     assert main(["start", *asked, "--dry-run"]) == USAGE
     assert "choose it with --engine echo" in capsys.readouterr().err
     assert main(["start", *asked, "--engine", "echo", "--dry-run"]) == 0
@@ -368,7 +368,7 @@ def test_a_draft_in_a_file_is_not_said_to_be_kept_in_another(tmp_path: Path, cap
     topic = f"{TOPIC[:-1]} in a blue moon?"
     assert main(["draft", "--planner", "builtin", "--topic", topic, "-o", "made.yaml"]) == USAGE
     said = capsys.readouterr().err
-    assert "made.yaml has the draft" in said
+    assert "The draft is in made.yaml" in said
     assert "-o study.yaml" not in said
 
 
@@ -387,7 +387,7 @@ def test_a_study_with_the_same_spec_is_named_and_one_that_goes_on_is_not_started
     assert shown(capsys, str(file), "--engine", "echo")["same_spec"] == [before]
     assert shown(capsys, str(file))["same_spec"] == []
     assert main(["start", str(file), "--engine", "echo", "--detach"]) == USAGE
-    assert f"{first['study']} asks the same and is planning (no daemon runs here" in capsys.readouterr().err
+    assert f"{first['study']} asks the same question and is planning (no daemon runs here" in capsys.readouterr().err
     second = started("--again")
     assert second["same_spec"] == [before]
     store = Store.open()
@@ -406,7 +406,7 @@ def test_a_draft_is_written_only_where_it_can_be_started(tmp_path: Path, capsys:
     asked = ["draft", "--instrument", "arithmetic", "--vary", "learning_rate=1e-5,4e-5"]
     for further, says in (
         (["--set", "epochz=2"], "no factor 'epochz'"),
-        (["-o", "study.toml"], "drafts are written in YAML"),
+        (["-o", "study.toml"], "drafts are YAML"),
         (["-o", "nowhere/study.yaml"], "there is no folder nowhere"),
     ):
         assert main([*asked, *further]) == USAGE

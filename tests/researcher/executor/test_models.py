@@ -124,7 +124,7 @@ async def test_a_study_with_an_arm_that_no_server_hosts_is_refused(lab: Lab, tmp
 
 def test_before_there_is_a_study_the_models_of_given_servers_are_asked_for(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "a", "--model", LARGE) as large:
-        says = rf"no server given hosts {SMALL} \({large.url} hosts {LARGE}\): start one with `swarm serve --model {SMALL}`"
+        says = rf"no given server hosts {SMALL} \({large.url} hosts {LARGE}\): start one with `swarm serve --model {SMALL}`"
         with pytest.raises(UsageError, match=says):
             check_servers(sizes_plan(), [large.url])
     with ServerProcess(tmp_path / "b", "--model", "smollm2-135m") as other:

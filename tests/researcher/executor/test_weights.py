@@ -158,7 +158,7 @@ async def test_a_folder_that_changed_or_went_since_it_was_planned_is_not_hosted(
     options = StudyOptions()
     await have_models(repeat_plan(model=model), options, print)
     changed = model.model_copy(update={"fingerprint": MINE})
-    with pytest.raises(ModelUnavailable, match=r"holds other weights \(.*\) than when the study was planned"):
+    with pytest.raises(ModelUnavailable, match=r"holds different weights \(.*\) than when the study was planned"):
         await have_models(repeat_plan(model=changed), options, print)
     gone = model.model_copy(update={"path": str(tmp_path / "gone")})
     with pytest.raises(ModelUnavailable, match=f"from the folder {tmp_path}/gone, which is not on this machine"):

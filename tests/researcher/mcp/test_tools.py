@@ -167,10 +167,12 @@ async def test_a_study_over_the_limit_starts_with_the_hash_that_was_priced_alone
         asks = await agent.refused("start", study=STUDY)
         priced = await agent.told("price", study=STUDY)
         assert (priced["needs_approval"], priced["plan"][-1].endswith("8 h 00 min")) == (True, True)
-        assert re.search(r"8 h 00 min, and 1h is the most without approval: write budget: {wall: 1h} into it", asks)
+        assert re.search(r"8 h 00 min, but the limit without approval is 1h: write budget: {wall: 1h} into it", asks)
         changed = STUDY.replace("4e-5", "5e-5")
         stale = await agent.refused("start", study=changed, approve=priced["hash"])
-        assert re.search(r"is not the hash of this plan, .* a study that ended since changes it", stale)
+        assert re.search(
+            r"is not the hash of this plan, .* a study that has ended since or a changed text gives a new hash", stale
+        )
         assert (home.store.studies.all(), daemons) == ([], [])
         started = await agent.told("start", study=STUDY, approve=priced["hash"][:16])
         assert started["hash"] == priced["hash"]
@@ -205,9 +207,9 @@ async def test_refusals_name_tools_and_leave_a_persons_commands(home: Home) -> N
 
 async def test_hints_name_tools_and_what_others_wrote_stays_as_it_is(home: Home) -> None:
     async with connected(home) as agent:
-        assert words(await agent.call("instruments")).endswith("own factors, its defaults, how to start.")
+        assert words(await agent.call("instruments")).endswith("own factors, its defaults, and how to start.")
         assert "`instruments` of NAME shows" in words(await agent.call("instruments"))
-        assert words(await agent.call("studies")) == "no studies yet; begin with `draft`"
+        assert words(await agent.call("studies")) == "no studies yet; start one with `draft`"
         asks = SMALL.replace("better?", "better, as `researcher report` says?")
         study = (await agent.told("start", study=asks))["study"]
         for tool in ("status", "studies"):
@@ -263,12 +265,12 @@ async def test_instruments_in_folders_run_for_the_agent_of_this_machine_alone(ho
             await agent.refused("price", study=SMALL.replace("arithmetic", str(repeat)), engine="echo"),
             await agent.refused("instruments", name=str(repeat)),
         ):
-            assert "only installed instruments are started from here" in refused
+            assert "only installed instruments can be started from here" in refused
         own = SMALL.replace(
             "learning_rate: {baseline: 1e-5, levels: [4e-5]}", "algorithm: {baseline: grpo, levels: [/tmp/x.py:f]}"
         )
         assert "is a function in a file" in await agent.refused("price", study=own)
-        assert "over HTTP only servers here" in await agent.refused(
+        assert "over HTTP, only servers on this machine" in await agent.refused(
             "price", study=SMALL, servers=["http://192.0.2.1:8642"]
         )
 
@@ -319,7 +321,7 @@ async def test_a_study_that_is_done_has_a_report_as_answer_and_as_resource(home:
         for astray, says in (
             ("researcher://studies/st-none/report", "st-none"),
             ("researcher://studies/..%2F/report", "no study"),
-            ("file:///etc/passwd", "is no report"),
+            ("file:///etc/passwd", "is not a report"),
         ):
             with pytest.raises(MCPError, match=says):
                 await agent.client.read_resource(astray)
@@ -361,4 +363,4 @@ def test_a_limit_is_a_length_of_time(daemons: list[int], capsys: Capture) -> Non
     assert main(["mcp", "--limit", "soon"]) == USAGE
     assert "'soon' is not a time" in capsys.readouterr().err
     assert main(["mcp", "--port", "0", "--public-url", "https://a.org"]) == USAGE
-    assert "only with --http: --port, --public-url" in capsys.readouterr().err
+    assert "--port, --public-url only works with --http" in capsys.readouterr().err

@@ -119,7 +119,7 @@ async def test_a_study_with_a_gate_asks_once_and_tells_its_answer_once(house: _H
     study = house.study(approve="stage")
     await house.conduct(study)
     await house.conduct(study)  # resumed by somebody before there is an answer
-    assert house.titles == [f"{study} waits for your word"]
+    assert house.titles == [f"{study} waits for your decision"]
     assert f"researcher approve {study}" in house.hook.posts[0]["message"]
     answer_gate(house.store, study, Answer(verdict="approve"))
     await house.conduct(study)
@@ -169,7 +169,7 @@ async def test_a_worker_that_cannot_go_on_says_so_at_once_and_once_a_day(
 async def test_a_plans_gate_is_told_of_although_no_trial_has_begun(house: _House) -> None:
     study = house.study(approve="plan")
     await work_on(house.home, study, Quiet(), wait=False, clock=house.clock, copy=lambda _: Quiet())
-    assert house.titles == [f"{study} waits for your word"]
+    assert house.titles == [f"{study} waits for your decision"]
     assert f"researcher show {study}" in house.hook.posts[0]["message"]
 
 
@@ -193,7 +193,7 @@ def test_a_standstill_is_told_once_and_again_after_it_moved(house: _House) -> No
         watch.look()
         _drain(house)
         assert len(house.hook.posts) == told
-    assert set(house.titles) == {f"{study} stands still"}
+    assert set(house.titles) == {f"{study} has stalled"}
 
 
 def test_each_day_has_one_digest_with_its_curves_whoever_looks(house: _House) -> None:

@@ -112,7 +112,7 @@ def test_a_race_that_was_never_begun_was_not_run_and_takes_one_line_of_advice(tm
     ]
     text = Path(write_report(concluded(plan, noisy), tmp_path).files["markdown"]).read_text()
     assert "Not answerable within this plan" in text
-    assert "which helps to say which arm is confirmed, was not run" in text
+    assert "which helps to choose the arm to confirm, was not run" in text
     assert "is not over" not in text
     assert text.split("## What to ask next")[1].count("seeds per arm, state a larger effect") == 1
 
@@ -212,7 +212,7 @@ def test_a_trend_in_no_claimed_direction_is_neither_yes_nor_no(tmp_path: Path) -
 
 def test_a_trend_whose_levels_bend_says_so(tmp_path: Path) -> None:
     data = study(planned(design="trend", compare=TREND, claim="increase"), lambda number, _: 0.2 * min(number, 2))
-    assert "The levels do not lie on a line (p of the lack of fit below 0.001)" in answer(written(data, tmp_path)[0])
+    assert "The levels do not lie on a line (lack-of-fit p below 0.001)" in answer(written(data, tmp_path)[0])
 
 
 def test_a_trend_that_a_sentinel_takes_is_no_answer(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_trend_without_its_highest_level_is_not_measured(tmp_path: Path) -> No
         for each in data.trials
     ]
     said = answer(written(concluded(plan, kept), tmp_path)[0])
-    assert "could not be measured, as arm 'learning_rate=8e-5' has no finished trial" in said
+    assert "could not be measured, because arm 'learning_rate=8e-5' has no finished trial" in said
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def _changed(database: Path, statement: str) -> None:
         ("UPDATE attempts SET number = 2 WHERE trial_key LIKE '%lr=base/2'", "lr=base/2: reported 1, recomputed 1"),
         (
             "UPDATE attempts SET outcome = 'failed' WHERE trial_key LIKE '%lr=base/2'",
-            "(failed) are not those of a trial that is done",
+            "(failed) do not fit a trial that is done",
         ),
         (
             "UPDATE attempts SET spec = json_set(spec, '$.optimizer.learning_rate', 1.0) WHERE trial_key LIKE '%lr=base/2'",
@@ -238,12 +238,12 @@ def test_where_another_version_concluded_a_study_verify_says_so(
     [now] = store.verdicts.all(written)
     store.verdicts.record(written, "compare", now.model_copy(update={"verdict": Verdict.INCONCLUSIVE}))
     assert main(["verify", written]) == FAILED
-    assert "another version" not in capsys.readouterr().out
+    assert "a different version" not in capsys.readouterr().out
     seal = store.reports.seal(written)
     assert seal is not None
     store.reports.record(written, store.reports.files(written), seal.model_copy(update={"wording": "another"}))
     assert main(["verify", written]) == FAILED
-    assert "another version of researcher concluded the study" in capsys.readouterr().out
+    assert "a different version of researcher concluded the study" in capsys.readouterr().out
 
 
 def test_the_time_at_rest_is_no_cost_of_a_trial(database: Path) -> None:
@@ -408,4 +408,4 @@ def test_what_a_campaigns_study_scored_on_another_instrument_is_verified_with_th
     _changed(database, "DELETE FROM events WHERE kind = 'report'")
     code, out = verified("campaign", "verify", campaign)
     assert code == FAILED
-    assert f"{study}: it is done and has no report" in out
+    assert f"{study}: the study is done but has no report" in out

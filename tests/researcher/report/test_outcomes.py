@@ -55,7 +55,7 @@ def test_a_study_that_ended_without_its_answer_says_why_and_what_can_be_done(
     assert "The study ended without an answer: it is spent. Until then 4 trials of at most" in text
     assert advice in text.split("## What to ask next")[1]
     assert "not over" not in text
-    assert "let the study end" not in text
+    assert "wait for the study to end" not in text
 
 
 @pytest.mark.parametrize("status", [StudyStatus.RUNNING, StudyStatus.WAITING, None])
@@ -90,7 +90,7 @@ def test_the_report_of_a_study_that_is_stopped_verifies_until_it_goes_on(
     capsys.readouterr()
     store.studies.set_status(study, StudyStatus.RUNNING)
     assert main(["verify", study]) == FAILED
-    assert "the study ended or went on since" in capsys.readouterr().out
+    assert "the study has ended or continued since" in capsys.readouterr().out
     assert main(["report", study]) == DONE
     assert main(["verify", study]) == DONE
 

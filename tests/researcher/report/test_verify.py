@@ -200,11 +200,11 @@ def test_what_another_version_computed_otherwise_is_told_without_accusing_the_re
     )
     seal = report.seal.model_copy(update={"wording": "another", "claims": claims_digest(claims)})
     told = {each.claim: each.problem for each in verify(then, claims, report.files, seal)}
-    assert "another version of researcher computed it; `researcher report` writes it again" in told["H1.diff"]
+    assert "a different version of researcher computed it; `researcher report` rewrites the report" in told["H1.diff"]
     for name in ("verdict H1", f"finding {finding.id}"):
-        assert "another version of researcher concluded the study" in told[name]
+        assert "a different version of researcher concluded the study" in told[name]
     told = {each.claim: each.problem for each in verify(then, claims, report.files, report.seal)}
-    assert not any("another version" in told[name] for name in ("H1.diff", "verdict H1", f"finding {finding.id}"))
+    assert not any("a different version" in told[name] for name in ("H1.diff", "verdict H1", f"finding {finding.id}"))
 
 
 @pytest.mark.parametrize("kept", [(1, 2, 4, 5, 6, 7, 8, 9, 10), ()])
@@ -386,7 +386,7 @@ def test_a_report_that_was_written_before_the_study_went_on_says_so(data: StudyD
     over = dataclasses.replace(data, events=(*data.events, written))
     assert verify(over, report.claims, report.files, report.seal) == []
     (found,) = verify(dataclasses.replace(over, events=(*over.events, done)), [], {}, report.seal)
-    assert "`researcher report` writes it again" in found.problem
+    assert "`researcher report` rewrites it" in found.problem
 
 
 def test_a_trial_that_goes_on_is_no_tampering(data: StudyData, tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_trial_that_goes_on_is_no_tampering(data: StudyData, tmp_path: Path) -
     at = data.events[-1].model_copy(update={"kind": "report", "detail": {}})
     on = at.model_copy(update={"seq": at.seq + 1, "kind": "trial_continued"})
     (found,) = verify(dataclasses.replace(further, events=(at, on)), written.claims, written.files, written.seal)
-    assert "the study went on since" in found.problem
+    assert "the study has continued since" in found.problem
 
 
 def test_a_report_that_was_never_written_does_not_hold(data: StudyData) -> None:

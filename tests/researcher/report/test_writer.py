@@ -135,7 +135,7 @@ def test_trials_of_different_lengths_are_not_given_one(tmp_path: Path) -> None:
     length = Factor(name="lr", target="study.steps", type="int", default=5)
     plan = study_plan(treatments=(15,), factors=(length,))
     text = markdown(concluded(plan, []), tmp_path)
-    assert text.count("as many optimiser steps as the arm says") == 2
+    assert text.count("as many optimiser steps as the arm sets") == 2
     assert f"{plan.steps} optimiser step" not in text
 
 
@@ -217,11 +217,11 @@ def test_what_is_compared_is_named_as_it_was_computed(seeds: int, said: str, tmp
 def test_a_race_is_adjusted_over_what_is_tested_and_the_report_says_so(tmp_path: Path) -> None:
     plan = race_plan()
     over = markdown(concluded(plan, run(plan, until="confirm", arm1=0.5)), tmp_path / "over")
-    assert "over the 1 that is tested, not over all 5 of the plan" in over
+    assert "over the 1 tested, not over all 5 hypotheses of the plan" in over
     assert "all 5 hypotheses of the plan" not in over
     racing = markdown(concluded(plan, run(plan, until="race-2", arm1=0.5)), tmp_path / "racing")
     assert "only the best is tested, on fresh seeds" in racing
-    assert "that is tested" not in racing
+    assert "tested, not over all" not in racing
     assert "over all 3 hypotheses of the plan" in markdown(many_arms(), tmp_path / "compared")
 
 
@@ -229,9 +229,9 @@ def test_beside_a_fine_stage_the_report_says_what_each_stage_has_tested(tmp_path
     plan = race_plan(fine=2)
     over = markdown(concluded(plan, run(plan, until="confirm", arm1=0.9, arm3=0.5)), tmp_path / "over")
     assert "of the levels between those compared only the best is tested, on fresh seeds" in over
-    assert "adjusted after Holm over the hypotheses that one stage decides" in over
-    assert "the fine stage tried other levels, or found another one better" in over
-    for said in ("that is tested", "went on from the first comparison", "the race left"):
+    assert "Holm-adjusted over the hypotheses that one stage decides" in over
+    assert "the fine stage tried other levels or found a better one" in over
+    for said in ("tested, not over all", "went on from the first comparison", "the race left"):
         assert said not in over
     trying = markdown(concluded(plan, run(plan, until="compare", arm1=0.9)), tmp_path / "trying")
     assert "the fine stage tried" not in trying
@@ -389,7 +389,7 @@ def test_seeds_of_an_arms_own_are_said_with_the_plan(tmp_path: Path) -> None:
     trials += [done_trial(plan, plan.arms[1].name, offset + seed, 0.3 + 0.01 * seed) for seed in range(3)]
     data = concluded(plan, trials)
     written = write_report(data, tmp_path)
-    said = "on other seeds, and is compared unpaired"
+    said = "repeats another one on different seeds, so the comparison is unpaired"
     assert all(said in Path(written.files[kind]).read_text() for kind in ("markdown", "html"))
     [claim] = [claim for claim in written.claims if claim.name.endswith(".seed_offset")]
     assert claim.value == offset > 0
@@ -427,7 +427,7 @@ def test_an_earlier_finding_is_quoted_whole_and_agrees_or_not(tmp_path: Path) ->
 def test_a_contradiction_is_named_and_asks_for_a_replication(tmp_path: Path) -> None:
     markdown, html = texts(study(known(Verdict.REFUTED, -0.3, origin="Group <7>")), tmp_path)
     assert "asks the same: contradicts: their verdicts are opposite" in markdown
-    assert "not recomputable here" in markdown
+    assert "cannot be recomputed here" in markdown
     assert "This contradicts `st-0/H1`: replicate it on fresh seeds" in markdown.split("## What to ask next")[1]
     assert "Group &lt;7&gt;" in html
     assert "Group <7>" not in html

@@ -18,13 +18,13 @@ pytestmark = pytest.mark.anyio
 
 async def test_an_approval_stands_on_the_page_and_the_study_goes_on(page: WebPage, browser: httpx.AsyncClient) -> None:
     study = at_gate(page.home.store)
-    assert "Waits for your word" in (await browser.get(f"/studies/{study}")).text
+    assert "Waits for your decision" in (await browser.get(f"/studies/{study}")).text
     sent = await answer(browser, study, "approve", words="go ahead")
     assert sent.status_code == 303
     text = (await browser.get(sent.headers["location"])).text
     assert "approved by ada: go ahead" in text
     assert f"<code>researcher resume {study}</code> goes on with it" in text
-    assert "Waits for your word" not in text
+    assert "Waits for your decision" not in text
     assert meet_gate(page.home.store, study) is StudyStatus.RUNNING
 
 
@@ -125,7 +125,7 @@ async def test_an_amended_plan_is_asked_about_anew(page: WebPage, browser: httpx
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"seeds": "many"}, "seeds is a whole number"),
+        ({"seeds": "many"}, "seeds must be a whole number"),
         ({"seeds": "0"}, "above zero"),
         ({"seeds": ""}, "say what to amend"),
         ({"because": ""}, "say why"),

@@ -58,9 +58,9 @@ async def test_from_the_first_gate_to_the_answer(
     page: WebPage, browser: httpx.AsyncClient, made: ShownCampaign
 ) -> None:
     await made.to(CampaignStatus.WAITING)
-    assert "waits for your word" in (await browser.get("/campaigns")).text
+    assert "waits for your decision" in (await browser.get("/campaigns")).text
     text = (await browser.get(f"/campaigns/{made.id}")).text
-    assert "Waits for your word: 3. confirm of H3" in text
+    assert "Waits for your decision: 3. confirm of H3" in text
     assert "being tested" in text
     assert "Nothing was confirmed, so no claim is made." in text
     assert text.index("Proposals of decision 3") < text.index("Proposals of decision 2")
@@ -161,11 +161,11 @@ async def test_a_study_is_asked_for_on_the_page(page: WebPage, browser: httpx.As
 
 async def test_what_cannot_be_amended_is_a_clear_message(browser: httpx.AsyncClient, made: ShownCampaign) -> None:
     for changes, says in (
-        ({"trials": "many"}, "trials is a whole number"),
+        ({"trials": "many"}, "trials must be a whole number"),
         ({"trials": "0"}, "above zero"),
         ({"trials": ""}, "say what to amend"),
-        ({"minutes": "-3"}, "minutes is a number above zero"),
-        ({"money": "nan"}, "money is a number above zero"),
+        ({"minutes": "-3"}, "minutes must be a number above zero"),
+        ({"money": "nan"}, "money must be a number above zero"),
         ({"because": ""}, "say why"),
         ({"by": " "}, "say who you are"),
     ):
@@ -243,7 +243,7 @@ async def test_an_instrument_that_an_llm_wrote_is_read_and_approved_on_the_page(
     await made.to(CampaignStatus.WAITING)
     text = (await browser.get(f"/campaigns/{made.id}")).text
     for words in (
-        "Waits for your word: 1. new instrument",
+        "Waits for your decision: 1. new instrument",
         "It waits for a person",
         "<summary>reward.py</summary>",
         "def score(answer, right)",

@@ -35,7 +35,7 @@ async def test_the_list_shows_status_verdict_and_who_is_waited_for(page: WebPage
     assert "H1 supported" in text
     assert "6 of 6 trials done" in text
     assert f'href="/studies/{waiting}"' in text
-    assert text.count("waits for your word") == 1
+    assert text.count("waits for your decision") == 1
 
 
 async def test_a_long_list_comes_in_pages(page: WebPage, browser: httpx.AsyncClient) -> None:
