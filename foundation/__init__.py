@@ -1,1 +1,1 @@
-"""What all packages build on: clock, ids, paths, logs, strict models. Imports none of our other packages."""
+"""Shared foundation of all packages: clock, ids, paths, logs, strict models. Imports none of our other packages."""

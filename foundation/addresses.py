@@ -1,4 +1,4 @@
-"""Who can reach an address."""
+"""Decide who can reach a network address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PRIVATE_DOMAINS = ("localhost", "localdomain", "local", "lan", "internal", "home
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host."""
+    """True if only this machine can reach the host."""
     if host == "localhost":
         return True
     try:
@@ -19,7 +19,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private_name(host: str) -> bool:
-    """Whether outsiders cannot redirect this host by DNS: it is an IP address, a name without dots, or in a private domain."""
+    """True if outsiders cannot redirect this host by DNS: it is an IP address, a name without dots, or in a private domain."""
     name = host.removesuffix(".").lower()
     if "." not in name or name.endswith(tuple(f".{domain}" for domain in PRIVATE_DOMAINS)):
         return True

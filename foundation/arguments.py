@@ -24,7 +24,7 @@ def seconds(text: str) -> float:
 
 
 def whole(first: int, last: int | None = None) -> Callable[[str], int]:
-    """A type for whole numbers from `first` to `last`, both included; without `last` there is no upper bound."""
+    """Return an argparse type for integers from `first` to `last`, inclusive. Without `last` there is no upper bound."""
     wanted = f"a whole number, at least {first}" if last is None else f"a whole number from {first} to {last}"
 
     def read(text: str) -> int:
@@ -43,5 +43,5 @@ port = whole(0, 65_535)
 def said(text: str) -> str:
     """Parse text that must not be empty. Raises: ArgumentTypeError."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("say it in words: it is empty")
+        raise argparse.ArgumentTypeError("must not be empty")
     return text

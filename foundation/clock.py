@@ -1,6 +1,6 @@
 """The project's only source of time: no other module asks the operating system for it.
 
-`SystemClock` is real time. `ManualClock` moves only on `advance`, so that tests can simulate days in seconds.
+`SystemClock` reads real time. `ManualClock` moves only on `advance`, so that tests can simulate days in seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time in seconds. `now` is wall time (Unix epoch, UTC); `monotonic` never goes back."""
+    """A clock that counts seconds. `now` is wall time (Unix epoch, UTC); `monotonic` never goes back."""
 
     def now(self) -> float: ...
 
@@ -23,7 +23,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The machine's clock."""
 
     def now(self) -> float:
         return time.time()
@@ -59,7 +59,7 @@ class ManualClock:
         await waiter
 
     def advance(self, seconds: float) -> None:
-        """Move time forward and wake every sleeper whose deadline has come."""
+        """Move time forward and wake every sleeper whose deadline has passed."""
         if seconds < 0:
             raise ValueError(f"time cannot go back: advance({seconds})")
         self._now += seconds

@@ -24,7 +24,7 @@ USAGE = "usage"
 class UsageError(Exception):
     """The command line does not parse; the message is one line that says what to do.
 
-    nearest: names that the user may have meant. code: what programs branch on.
+    `nearest` lists names that the user may have meant. `code` is the error code that programs branch on.
     """
 
     def __init__(self, message: str, nearest: Iterable[str] = (), *, code: str = USAGE) -> None:
@@ -34,13 +34,13 @@ class UsageError(Exception):
 
 
 def error_line(text: str, *, code: str, nearest: Iterable[str] = ()) -> str:
-    """The line of JSON that `--json` prints on standard error for an error."""
+    """Return the JSON line that `--json` prints on standard error for an error."""
     return json.dumps({"error": text, "code": code, "nearest": list(nearest)}) + "\n"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that refuses abbreviations and suggests the nearest name. On errors it prints one line and exits with 2;
-    with `--json` the line is JSON: `{"error", "code", "nearest"}`."""
+    """An argparse parser that refuses abbreviations and suggests the nearest name. On errors it prints one line and exits
+    with code 2; with `--json` the line is JSON: `{"error", "code", "nearest"}`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
@@ -70,20 +70,20 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def _refuse_unknown(self, named: Sequence[Parser], words: Sequence[str]) -> NoReturn:
-        """Exit with an error about the first unknown word. named: the commands on the command line, innermost last."""
+        """Exit with an error about the first unknown word. `named` lists the commands on the command line, innermost last."""
         name, chosen = words[0].partition("=")[0], named[-1]
         guess = nearest(name, chosen.options())
         hint = f" (did you mean {guess}?)" if guess else ""
         beside = named[-2].commands().values() if named[1:] else ()
         holders = [f"`{each.prog}`" for each in beside if name in each.options()]
         if guess == name:
-            hint = f" (write it behind the command: {chosen.prog} {guess})"
+            hint = f" (write it after the command: {chosen.prog} {guess})"
         elif name.startswith("--") and holders:
             hint, guess = f" (it is an option of {', '.join(holders[:_MOST_HOLDERS])})", None
         chosen._end(f"unrecognized arguments: {' '.join(words)}", hint, guess)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse does it, plus the nearest command in the error."""
+        """Check the value as argparse does, but add the nearest command to the error."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -94,7 +94,7 @@ class Parser(argparse.ArgumentParser):
         return [name for action in self._actions for name in action.option_strings]
 
     def commands(self) -> dict[str, Parser]:
-        """Subcommands by name."""
+        """Return the subcommands by name."""
         return {
             name: parser
             for action in self._actions
@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         }
 
     def _named(self, given: Sequence[str]) -> list[Parser]:
-        """This parser and the subcommands on the command line, innermost last: misspelt options belong to the last."""
+        """Return this parser and the subcommands on the command line, innermost last: misspelt options belong to the last."""
         for number, word in enumerate(given):
             if word in self.commands():
                 return [self, *self.commands()[word]._named(given[number + 1 :])]
@@ -121,7 +121,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _before_dashes(words: Sequence[str]) -> list[str]:
-    """The words before `--`: only these may be options."""
+    """Return the words before `--`: only these may be options."""
     return list(itertools.takewhile(lambda word: word != "--", words))
 
 

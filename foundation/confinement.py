@@ -1,9 +1,9 @@
 """Confine this process before it runs untrusted code. There is no way back.
 
 `confine` sets resource limits, drops capabilities, forbids new processes and all sockets but TCP (seccomp), and blocks
-files and ports that are not listed (Landlock). It skips what the system lacks; if the system has a limit but refuses it,
-that is an error. Imports only the standard library. As a script (`python confinement.py SPEC_FD FAULT_FD COMMAND...`) it
-confines itself and then executes the command in its place.
+files and ports that are not listed (Landlock). It skips limits that the system does not support; if the system supports a
+limit but refuses it, that is an error. This module imports only the standard library. Run as a script
+(`python confinement.py SPEC_FD FAULT_FD COMMAND...`), it confines itself and then replaces itself with the command.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SECCOMP_FILTER = 2
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _GIB = 1 << 30
 FILES, PORTS, SIGNALS = 1, 4, 6
-"""First Landlock versions that can block files, TCP ports, and signals to processes outside."""
+"""First Landlock versions that can block files, TCP ports, and signals to outside processes."""
 SYSTEM = (
     "/usr",
     "/bin",
@@ -53,7 +53,15 @@ class Unconfined(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Resource limits. address_bytes: address space. cpu_s: CPU time. file_bytes: size of one file. tasks: additional threads."""
+    """Resource limits of a confined process.
+
+    Args:
+        address_bytes: address space.
+        cpu_s: CPU time.
+        file_bytes: size of any one file.
+        files: open files.
+        tasks: threads, in addition to those the user already runs.
+    """
 
     address_bytes: int = 8 * _GIB
     cpu_s: int = 24 * 3600
@@ -64,7 +72,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confined:
-    """The limits in force. calls: system calls are filtered. files, ports: only the listed ones can be used."""
+    """The limits in force. With `calls`, system calls are filtered. With `files` or `ports`, only listed files or ports are usable."""
 
     calls: bool
     files: bool
@@ -83,12 +91,17 @@ def confine(
 ) -> Confined:
     """Confine this thread, the threads that it starts, and the program that it executes.
 
-    bounds: resource limits; None sets none. reads, writes: files and folders (with their contents) that may be read or
-    written; if both are empty, file access is not restricted. lists: folders that may be listed, with their subfolders.
-    ports: TCP ports that may be connected to; None: any. datagrams: whether DNS lookups are allowed. processes: whether new
-    processes are allowed.
+    Args:
+        bounds: resource limits; None sets none.
+        reads: files and folders (with their contents) that it may read. If `reads` and `writes` are both empty, file access
+            is not restricted.
+        lists: folders that it may list, with their subfolders.
+        writes: files and folders (with their contents) that it may read and write.
+        ports: TCP ports that it may connect to; None allows any.
+        datagrams: allow datagram sockets, which DNS lookups need.
+        processes: allow new processes.
 
-    Raises: Unconfined where the system has one of these limits (`filters_calls`, `landlock_version`) and refuses it.
+    Raises: Unconfined if the system supports one of these limits (`filters_calls`, `landlock_version`) but refuses it.
     """
     if bounds is not None:
         _limit(bounds)
@@ -110,7 +123,7 @@ def confine(
 
 
 def filters_calls() -> bool:
-    """Whether this machine's system calls can be filtered here."""
+    """True if this machine can filter system calls."""
     return sys.platform == "linux" and platform.machine() in _NUMBERS
 
 
@@ -129,13 +142,13 @@ def adopt_orphans() -> None:
 def _refused(what: str) -> Unconfined:
     words = os.strerror(ctypes.get_errno())
     return Unconfined(
-        f"this system refused {what} ({words}), so code cannot be confined as promised: allow it (containers: the runtime's "
+        f"this system refused {what} ({words}), so code cannot be confined as promised: allow it (in a container, by its "
         "seccomp profile), or run on another system"
     )
 
 
 def landlock_version() -> int:
-    """The kernel's Landlock version; 0 if it has none."""
+    """Return the kernel's Landlock version; 0 if it has no Landlock."""
     if sys.platform != "linux":
         return 0
     return max(0, int(ctypes.CDLL(None, use_errno=True).syscall(_CREATE_RULESET, None, 0, 1)))
@@ -156,18 +169,18 @@ def _limit(bounds: Bounds) -> None:
         try:
             resource.setrlimit(what, (least, least))
         except (ValueError, OSError) as error:
-            if sys.platform != "darwin":  # macOS takes no limit on the address space
+            if sys.platform != "darwin":  # macOS does not support a limit on the address space
                 raise Unconfined(f"this system refused a resource limit ({error})") from error
 
 
 def _tasks() -> int:
-    """Number of threads of this user: the limit counts all of them."""
+    """Return the number of threads of this user: the limit counts all of them."""
     count = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if folder.stat().st_uid == os.getuid():
                 count += len(os.listdir(folder / "task"))
-        except OSError:  # ended meanwhile
+        except OSError:  # the process has ended
             continue
     return count
 
@@ -179,7 +192,7 @@ _ALL_FS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 
 _OF_FILES = _EXECUTE | 1 << 1 | _READ | 1 << 14 | 1 << 15
 _BIND, _CONNECT = 1, 2
 _SCOPES = 3
-"""No signals to processes outside, no abstract sockets of theirs."""
+"""Blocks signals to outside processes and connections to their abstract sockets."""
 
 
 def _landlock(
@@ -190,7 +203,7 @@ def _landlock(
     writes: Sequence[Path],
     ports: Sequence[int] | None,
 ) -> None:
-    """Raises: Unconfined."""
+    """Restrict files and ports with Landlock. Raises: Unconfined."""
     every = _ALL_FS[min(version, 5)] if reads or writes else 0
     net = _BIND | _CONNECT if ports is not None else 0
     attributes = struct.pack("=QQQ", every, net, _SCOPES if version >= SIGNALS else 0)
@@ -216,7 +229,7 @@ def _landlock(
 def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, access: int) -> None:
     try:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # what is not there needs no leave
+    except OSError:  # a missing path needs no rule
         return
     try:
         rule = struct.pack("=Qi", access if path.is_dir() else access & _OF_FILES, opened)
@@ -250,8 +263,12 @@ _FASTOPEN = 0x20000000
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """System call numbers of one architecture. never: ptrace, process_vm_readv, process_vm_writev, io_uring_setup (which opens
-    sockets without `socket`), pidfd_getfd. sends: calls that can connect implicitly, with the index of their flags argument."""
+    """System call numbers of one architecture.
+
+    `never` holds the calls that are always refused: ptrace, process_vm_readv, process_vm_writev, io_uring_setup (it opens
+    sockets without `socket`) and pidfd_getfd. `sends` holds the calls that can connect implicitly, each with the index of its
+    flags argument.
+    """
 
     arch: int
     forks: tuple[int, ...]
@@ -267,7 +284,7 @@ _NUMBERS = {
 }
 _CLONE3, _FIRST_X32 = 435, 0x40000000
 _Instruction = tuple[int, int, int, int]
-"""code, jump if true, jump if false, value"""
+"""A BPF instruction: code, jump if true, jump if false, value."""
 
 
 class _Program(ctypes.Structure):
@@ -275,7 +292,7 @@ class _Program(ctypes.Structure):
 
 
 def _seccomp(libc: ctypes.CDLL, *, datagrams: bool, processes: bool) -> None:
-    """Raises: Unconfined."""
+    """Filter system calls with seccomp. Raises: Unconfined."""
     code = b"".join(struct.pack("=HBBI", *each) for each in _filter(_NUMBERS[platform.machine()], datagrams, processes))
     held = ctypes.create_string_buffer(code, len(code))
     program = _Program(len(code) // 8, ctypes.cast(held, ctypes.c_void_p))
@@ -309,7 +326,7 @@ def _filter(numbers: _Numbers, datagrams: bool, processes: bool) -> list[_Instru
         rules += _when(numbers.clone, [_argument(0), (_SET, 1, 0, _CLONE_THREAD), _REFUSED])
     for call, flags in numbers.sends:
         rules += _when(call, [_argument(flags), (_SET, 0, 1, _FASTOPEN), _REFUSED])
-    # Netlink lists this machine's own interfaces. Other kinds reach services of this user, or go past the limits on ports.
+    # Netlink lists this machine's interfaces. Other families reach this user's services or bypass the limits on ports.
     families = (_AF_INET, _AF_INET6, _AF_NETLINK) if processes else (_AF_INET, _AF_INET6)
     sockets = [_argument(0), *_one_of(families)]
     if not datagrams:
@@ -334,9 +351,9 @@ def _one_of(values: Sequence[int]) -> list[_Instruction]:
 
 
 def become(spec: dict[str, list[str]], ports: Sequence[int] | None, command: Sequence[str]) -> None:
-    """Confine this process and execute the command in its place; it may start processes and dies with its parent.
+    """Confine this process and replace it with the command, which may start processes and dies with its parent.
 
-    Raises: Unconfined, OSError (the program is missing or not executable).
+    Raises: Unconfined; OSError if the program is missing or not executable.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

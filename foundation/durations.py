@@ -11,7 +11,7 @@ _UNITS_S = (86_400.0, 3600.0, 60.0, 1.0)
 
 
 def duration_s(text: str) -> float | None:
-    """Seconds of a duration with units, longest unit first; None if the text is not one. A number needs a unit."""
+    """Parse a duration into seconds; None if the text is not a duration. Every number needs a unit, longest unit first."""
     found = _WRITTEN.fullmatch(text)
     if not text or found is None:
         return None

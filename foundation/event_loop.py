@@ -15,7 +15,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def on_stop_signals(act: Callable[[], object]) -> Iterator[None]:
-    """Within the block, SIGINT and SIGTERM only call `act` in the running loop. Works only in the main thread."""
+    """Make SIGINT and SIGTERM call `act` in the running loop, and nothing else, within the block. Works only in the main thread."""
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, act)
@@ -27,13 +27,13 @@ def on_stop_signals(act: Callable[[], object]) -> Iterator[None]:
 
 
 def take_exception(future: asyncio.Future[Any]) -> None:
-    """Done callback that suppresses asyncio's warning about an exception that nobody retrieves."""
+    """Retrieve a future's exception, as a done callback: it keeps asyncio from warning about exceptions nobody retrieves."""
     if not future.cancelled():
         future.exception()
 
 
 async def within(clock: Clock, seconds: float | None, wanted: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> bool:
-    """Whether `wanted` finished within `seconds` of the clock (None: no limit). It is cancelled if it did not."""
+    """Return whether `wanted` finishes within `seconds` by the clock (None: no limit); cancel it if it does not."""
     future = asyncio.ensure_future(wanted)
     racers: set[asyncio.Future[Any]] = {future}
     if seconds is not None:

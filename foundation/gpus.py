@@ -1,4 +1,4 @@
-"""The NVIDIA cards of this machine: as the driver describes them, and those that models may use. Imports no torch and starts no CUDA."""
+"""The NVIDIA GPUs of this machine: which ones the driver reports, and which ones models may use. Never imports torch or starts CUDA."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ DEVICE = Path("/dev/nvidiactl")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE_FILES = Path("/dev")
 _CUDA_VLLM = "vllm"
-"""The distribution built for CUDA; the one for CPUs has another name."""
+"""Name of the vLLM distribution built for CUDA; the CPU build has a different name."""
 NEWEST_CUDA_DRIVER = 580
 """The first driver that runs CUDA 13, which torch and vLLM are built for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One card. index: the driver's number for it. total, free: bytes of its memory. driver: version, such as "580.159.04"."""
+    """One GPU. `index` is the driver's number for it, `total` and `free` are bytes of its memory, and `driver` is the
+    driver's version, such as "580.159.04"."""
 
     index: int
     name: str
@@ -35,17 +36,17 @@ class Card:
 
     @property
     def driver_is_new_enough(self) -> bool:
-        """Whether CUDA 13 runs on it."""
+        """Whether this driver runs CUDA 13."""
         major = self.driver.partition(".")[0]
         return major.isdecimal() and int(major) >= NEWEST_CUDA_DRIVER
 
 
 class DriverSilent(Exception):
-    """There is an NVIDIA driver, but it does not say which cards there are. The text says why."""
+    """The NVIDIA driver exists but does not list its GPUs. The message says why."""
 
 
 def cards(tool: str = "nvidia-smi") -> list[Card]:
-    """All cards of the machine, even those hidden from CUDA; empty if there is no driver or it does not answer."""
+    """Return all GPUs of the machine, even those hidden from CUDA; empty if there is no driver or it does not answer."""
     try:
         return answered_cards(tool)
     except DriverSilent:
@@ -53,12 +54,12 @@ def cards(tool: str = "nvidia-smi") -> list[Card]:
 
 
 def answered_cards(tool: str = "nvidia-smi", device: Path = DEVICE) -> list[Card]:
-    """Like `cards`, but raise DriverSilent when there is a driver that does not answer."""
+    """Return all GPUs like `cards`, but raise DriverSilent if the driver does not answer."""
     program = shutil.which(tool)
     if program is None:
         if device.exists():
             raise DriverSilent(
-                f"there is NVIDIA's driver, and no {tool}: in a container ask for NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+                f"this machine has an NVIDIA driver but no {tool}: in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility"
             )
         return []
     wanted = [program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
@@ -72,7 +73,7 @@ def answered_cards(tool: str = "nvidia-smi", device: Path = DEVICE) -> list[Card
 
 
 def _card(line: str) -> Card | None:
-    """Parse one line of the driver's answer; None for a card that does not report its memory."""
+    """Parse one line of the driver's answer; None for a GPU that does not report its memory."""
     parts = [part.strip() for part in line.split(",")]
     if len(parts) != len(_FIELDS):
         return None
@@ -83,7 +84,7 @@ def _card(line: str) -> Card | None:
 
 
 def why_no_gpu(environ: Mapping[str, str]) -> str | None:
-    """Why no GPU can be used; None if one can."""
+    """Return why no GPU can be used; None if one can."""
     if not DEVICE.exists():
         return f"this machine has no NVIDIA driver ({DEVICE} is missing)"
     if environ.get(VISIBLE, "0").strip() in ("", "-1"):
@@ -96,7 +97,7 @@ def why_no_gpu(environ: Mapping[str, str]) -> str | None:
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
-    """The GPUs that CUDA may use, by number or UUID, up to the first invalid one; None: all."""
+    """Return the GPUs that CUDA may use, by number or UUID, up to the first invalid one; None means all."""
     if VISIBLE not in environ:
         return None
     named: list[str] = []
@@ -108,7 +109,7 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
-    """Number of GPUs that CUDA may use, by their device files."""
+    """Return the number of GPUs that CUDA may use; unless CUDA_VISIBLE_DEVICES is set, count their device files."""
     visible = visible_gpus(environ)
     if visible is not None:
         return len(visible)

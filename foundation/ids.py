@@ -1,7 +1,7 @@
-"""Where ids and randomness come from.
+"""The source of ids and randomness.
 
-Ids are opaque strings with a readable prefix (`ep-3f…`), never reused. `SeededIds` repeats its ids for the same seed, for
-tests and simulations.
+Ids are opaque strings with a readable prefix (`ep-3f…`) and are never reused. `SeededIds`, for tests and simulations, repeats
+its ids for the same seed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RandomIds:
 
 
 class SeededIds:
-    """Reproducible ids. Not for a server that strangers can reach."""
+    """Reproducible ids and secrets. Do not use them on a server that strangers can reach."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -44,6 +44,6 @@ class SeededIds:
 
 
 def derived_seed(*parts: object) -> int:
-    """A 31-bit seed that depends on every part and on nothing else, equal in every process."""
+    """Return a 31-bit seed that depends only on the parts, and is the same in every process."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") & 0x7FFFFFFF

@@ -1,4 +1,4 @@
-"""Faster imports of large packages, and advice on missing ones. Standard library alone."""
+"""Faster imports of large packages, and advice on missing ones. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 _PROJECT = "swarm-researcher"
 _OURS = ("foundation", "swarm", "researcher")
 _BESIDES = {"vllm": ["local"]}
-"""Packages that no extra declares because a lock file chooses their build."""
+"""Extras for packages that no extra declares, because a lock file chooses their build."""
 _OF_AN_EXTRA = re.compile(r"""([\w.-]+).*\bextra == ["'](\w+)["']""")
 
 
@@ -19,7 +19,7 @@ _OF_AN_EXTRA = re.compile(r"""([\w.-]+).*\bextra == ["'](\w+)["']""")
 def uncollected() -> Iterator[None]:
     """Pause the garbage collector during large imports, where it would take a fifth of the time.
 
-    Objects that exist at the end are never collected, in this process and its forks.
+    Objects that exist at the end of the block are never collected, in this process or its forks.
     """
     gc.disable()
     try:
@@ -30,9 +30,9 @@ def uncollected() -> Iterator[None]:
 
 
 def advice(error: ModuleNotFoundError, usual: str) -> str | None:
-    """What to install for a missing package: the extra that has it. None if no extra has it, as for a module of the user's own.
+    """Return which extra to install for a missing package; None if no extra has it, as with the user's own modules.
 
-    usual: the extra to name if it declares the package; else the first that does.
+    `usual` is the extra to name if it declares the package; otherwise the first that does is named.
     """
     name = (error.name or "").partition(".")[0]
     if not name or name in _OURS or _is_there(name):
@@ -56,6 +56,6 @@ def _declaring(name: str) -> list[str]:
 
     try:
         declared = [found.groups() for text in requires(_PROJECT) or () if (found := _OF_AN_EXTRA.match(text))]
-    except PackageNotFoundError:  # run from a folder
+    except PackageNotFoundError:  # run from a checkout, not installed
         return []
     return [extra for package, extra in declared if package.replace("-", "_").lower() == name.lower()]

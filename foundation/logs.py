@@ -1,4 +1,4 @@
-"""Logging that removes secrets before it writes a line (invariant I9)."""
+"""Logging that redacts secrets before it writes a line (invariant I9)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TextIO
 from foundation.commandline import UsageError
 from foundation.nearest import nearest
 
-SECRET_PREFIXES = ("swk", "swl", "swt", "swd")  # api keys, leases, tokens, team keys of ours: `swk_…`
+SECRET_PREFIXES = ("swk", "swl", "swt", "swd")  # our API keys, leases, tokens and team keys: `swk_…`
 _CHATTY = ("httpx", "httpx2", "httpcore", "urllib3")
 """Libraries that log a line for each request."""
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _ALIASES = {"WARN": "WARNING", "FATAL": "CRITICAL"}
-"""Other names for levels that Python knows."""
+"""Alternative level names that Python knows."""
 _SECRET = re.compile(
     r"\b(?:" + "|".join(SECRET_PREFIXES) + r")_[A-Za-z0-9_\-.]+"
     r"|\bsk-[A-Za-z0-9_\-]{8,}"
@@ -26,7 +26,7 @@ _SECRET = re.compile(
 
 
 def redact(text: str) -> str:
-    """`text` with api keys, leases, bearer tokens and URL credentials replaced by `[redacted]`."""
+    """Return `text` with API keys, leases, bearer tokens and URL credentials replaced by `[redacted]`."""
     return _SECRET.sub("[redacted]", text)
 
 
@@ -36,7 +36,7 @@ class _RedactingFormatter(logging.Formatter):
 
 
 def level_of(environ: Mapping[str, str]) -> str:
-    """The log level: `SWARM_LOG_LEVEL`, else INFO. Raises: UsageError for an unknown level."""
+    """Return the log level: `SWARM_LOG_LEVEL`, else INFO. Raises: UsageError for an unknown level."""
     given = environ.get("SWARM_LOG_LEVEL", "").strip()
     name = _ALIASES.get(given.upper(), given.upper())
     if name in _LEVELS:
@@ -51,7 +51,7 @@ def level_of(environ: Mapping[str, str]) -> str:
 
 
 def configure(level: str = "INFO", stream: TextIO | None = None) -> None:
-    """Send log lines to `stream` (standard error by default). Called once, by a `main`."""
+    """Send log lines to `stream` (standard error by default). A `main` function calls this once."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_RedactingFormatter("%(asctime)s %(levelname).1s %(name)s  %(message)s", "%H:%M:%S"))
     root = logging.getLogger()

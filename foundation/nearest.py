@@ -1,15 +1,15 @@
-"""Suggestions for misspelt names. A module of its own, so that the command line need not import pydantic."""
+"""Suggestions for misspelt names. A separate module, so that the command line does not have to import pydantic."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 MOST_NAMES = 5
-"""How many names an error lists."""
+"""Maximum number of names that an error lists."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to `name`, or None when nothing is close."""
+    """Return the known name closest to `name`, or None if nothing is close."""
     import difflib
 
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
@@ -17,7 +17,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def a_few(name: str, known: Iterable[str]) -> list[str]:
-    """The known names closest to `name`, closest first, at most MOST_NAMES."""
+    """Return the known names closest to `name`, closest first, at most MOST_NAMES."""
     import difflib
 
     return sorted(known, key=lambda each: -difflib.SequenceMatcher(None, name, each).ratio())[:MOST_NAMES]

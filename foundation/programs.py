@@ -1,8 +1,8 @@
-"""Run an untrusted program to its end: limit its time, keep its output, and end every process it started.
+"""Run an untrusted program to its end: limit its time, keep its output, and kill every process it started.
 
-On Linux this includes processes that left their process group; elsewhere only the group is ended. `run_program` runs one
-program at a time, because orphans become children of this process. `run_apart` can run many at once, each under a process
-of its own (`python -m foundation.programs`, which reads a spec and writes a ProgramEnd).
+On Linux this includes processes that left their process group; elsewhere only the group is killed. `run_program` runs one
+program at a time, because orphans become children of this process. `run_apart` can run many concurrently, each under a
+separate process (`python -m foundation.programs`, which reads a spec and writes a ProgramEnd).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from foundation import confinement
 from foundation.paths import python_path
 
 MOST_SAID_BYTES = 64 * 2**20
-"""Most output of a program. A program that writes more is ended."""
+"""Maximum output of a program, in bytes. A program that writes more is killed."""
 _WORDS_BYTES = 4_000
 _GRACE_S = 2.0
 """Time from SIGTERM to SIGKILL."""
@@ -36,7 +36,7 @@ _READ_BYTES = 2**16
 
 
 class StillRunning(Exception):
-    """A killed process does not end."""
+    """A killed process has not exited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,15 @@ class Confinement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnd:
-    """How a program ended. code: its exit code, or minus the signal that killed it; None if we ended it.
+    """How a program ended.
 
-    said: its standard output. words: the end of its standard error. fault: why it did not start.
+    Args:
+        code: its exit code, or minus the signal that killed it; None if we ended it.
+        said: its standard output.
+        words: the end of its standard error.
+        timed_out: whether it ran into its time limit.
+        said_too_much: whether it wrote more than MOST_SAID_BYTES.
+        fault: why it did not start; empty if it did.
     """
 
     code: int | None = None
@@ -74,7 +80,7 @@ class ProgramEnd:
 
     @property
     def how(self) -> str:
-        """How it ended, in words: `exited with code 3`, `was killed by SIGSEGV`."""
+        """How the program ended, in words: `exited with code 3`, `was killed by SIGSEGV`."""
         if self.code is None:
             return "was ended"
         if self.code >= 0:
@@ -92,14 +98,14 @@ class ProgramEnd:
         return cls(**{**document, "said": base64.b64decode(document["said"])})
 
     def last_words(self, length: int = 2_000) -> str:
-        """The end of its standard error, or of its standard output if standard error is empty."""
+        """Return the end of its standard error, or of its standard output if standard error is empty."""
         said = self.words.strip() or self.said[-_WORDS_BYTES:].decode(errors="replace").strip()
         return said[-length:] or "nothing"
 
 
 @dataclass(slots=True)
 class _Output:
-    """Collects a program's output as it arrives. keep: how many bytes of its end to keep."""
+    """Collects a program's output as it arrives. It keeps the last `keep` bytes, and sets `flooded` after more than `most`."""
 
     most: int
     keep: int
@@ -131,7 +137,16 @@ async def run_program(
 ) -> ProgramEnd:
     """Run a program until it ends, `limit_s` have passed, or one of `stops` is set; then end every process it started.
 
-    given: its standard input. confined: None: no confinement. folder: its working directory. echo: copy its standard error to ours.
+    Args:
+        command: the program and its arguments.
+        environ: its environment.
+        given: its standard input.
+        limit_s: its time limit; None for no limit.
+        stops: events that end it early.
+        confined: the files and ports it may use; None for no confinement.
+        folder: its working directory; None for ours.
+        echo: copy its standard error to ours.
+
     Raises: StillRunning.
     """
     said = _Output(MOST_SAID_BYTES, MOST_SAID_BYTES)
@@ -176,7 +191,7 @@ def _started(
     confined: Confinement | None,
     folder: Path | None,
 ) -> subprocess.Popen[bytes]:
-    """Start it in its own session, without our open files. Raises: OSError."""
+    """Start the program in its own session, without our open files. Raises: OSError."""
     with tempfile.TemporaryFile() as spec:
         passed: tuple[int, ...] = ()
         if confined is not None:
@@ -199,7 +214,7 @@ def _started(
 
 @contextlib.asynccontextmanager
 async def _reading(output: _Output) -> AsyncIterator[int]:
-    """Yield the write end of a pipe. After the block, `output` has everything that was written to it."""
+    """Yield the write end of a pipe. After the block, `output` has everything that was written to the pipe."""
     source, sink = os.pipe()
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
@@ -222,7 +237,7 @@ async def _reading(output: _Output) -> AsyncIterator[int]:
 
 
 async def _waited(ending: asyncio.Task[int], stops: Collection[asyncio.Event], limit_s: float | None) -> bool:
-    """Wait for the end, a stop or the time limit. Returns whether the time limit came first."""
+    """Wait until the program ends, a stop is set, or time runs out. Return whether time ran out first."""
     stopping = [asyncio.create_task(stop.wait()) for stop in stops]
     try:
         done, _ = await asyncio.wait({ending, *stopping}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -246,7 +261,7 @@ async def _end(process: subprocess.Popen[bytes], ending: asyncio.Task[int], othe
     try:
         async with asyncio.timeout(_ENDED_S):
             while found := _descendants(os.getpid(), others):
-                # Stopped processes start no others: stop until no new one appears, then kill.
+                # A stopped process cannot start others: stop processes until no new one appears, then kill them all.
                 number = signal.SIGKILL if found <= stopped else signal.SIGSTOP
                 for pid in found:
                     _signal(pid, number)
@@ -254,7 +269,9 @@ async def _end(process: subprocess.Popen[bytes], ending: asyncio.Task[int], othe
                 await asyncio.sleep(_LOOK_S)
                 _reap(found)
     except TimeoutError as error:
-        raise StillRunning(f"processes that {process.args!r} started did not end: {sorted(stopped)}") from error
+        raise StillRunning(
+            f"processes started by {process.args!r} did not exit after SIGKILL: {sorted(stopped)}"
+        ) from error
 
 
 def _to_standard_error(data: bytes) -> None:
@@ -263,7 +280,7 @@ def _to_standard_error(data: bytes) -> None:
 
 
 def _signal_group(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a group of zombies alone
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # on macOS, a group that has only zombies
         os.killpg(pid, number)
 
 
@@ -274,15 +291,15 @@ def _signal(pid: int, number: int) -> None:
 
 def _reap(pids: Collection[int]) -> None:
     for pid in pids:
-        with contextlib.suppress(ChildProcessError):  # its own parent does, or has
+        with contextlib.suppress(ChildProcessError):  # its own parent reaps it, or has done so
             os.waitpid(pid, os.WNOHANG)
 
 
 def _parents() -> dict[int, int]:
-    """The parent of each process."""
+    """Return the parent of each process."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended
             found[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
     return found
 
@@ -292,7 +309,7 @@ def _children(pid: int) -> set[int]:
 
 
 def _descendants(pid: int, others: Collection[int]) -> set[int]:
-    """Descendants of `pid`, without `others` and their descendants."""
+    """Return the descendants of `pid`, without `others` and their descendants."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents().items():
         children.setdefault(parent, []).append(child)
@@ -305,7 +322,7 @@ def _descendants(pid: int, others: Collection[int]) -> set[int]:
     return found
 
 
-# -- many at once --------------------------------------------------------------------------------------------------------
+# -- concurrently --------------------------------------------------------------------------------------------------------
 
 
 async def run_apart(
@@ -317,9 +334,9 @@ async def run_apart(
     confined: Confinement | None,
     folder: Path,
 ) -> ProgramEnd:
-    """Like `run_program`, but under a separate process, so that many can run at once. Cancelling it ends all that the program started.
+    """Run a program like `run_program`, but under a separate process, so that many can run concurrently.
 
-    Raises: StillRunning.
+    Cancelling the call ends every process the program started. Raises: StillRunning.
     """
     spec = {
         "command": list(command),
@@ -342,16 +359,16 @@ async def run_apart(
     assert process.stderr is not None
     reading = asyncio.gather(process.stdout.read(), process.stderr.read())
     try:
-        # Keep its standard input open: end of file tells it that this process is gone.
+        # Keep its standard input open: end of file tells it that our process is gone.
         process.stdin.write(json.dumps(spec).encode() + b"\n")
         said, words = await asyncio.shield(reading)
         code = await process.wait()
     finally:
         process.stdin.close()
-        if process.returncode is None:  # it ends when what it says is read
+        if process.returncode is None:  # it ends once its output has been read
             await asyncio.shield(asyncio.gather(reading, process.wait(), return_exceptions=True))
     if code != 0:
-        raise StillRunning(f"{command[0]} could not be run to its end: {words.decode(errors='replace')[-2_000:]}")
+        raise StillRunning(f"the process that ran {command[0]} failed: {words.decode(errors='replace')[-2_000:]}")
     return ProgramEnd.read(json.loads(said))
 
 

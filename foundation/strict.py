@@ -15,7 +15,7 @@ from foundation.nearest import nearest
 
 Loc = tuple[int | str, ...]
 _SHORT = 40
-"""Longest value that an error repeats, in characters."""
+"""Maximum length of a value that an error repeats, in characters."""
 _MISFIT = "misfit"
 _IN_WORDS = {
     "missing": "is missing",
@@ -27,13 +27,13 @@ _SAID_WITH_VALUE = (_MISFIT, "value_error", "extra_forbidden", "missing")
 
 
 class StrictModel(BaseModel):
-    """Base of every spec that a person writes: unknown fields are refused, values are frozen."""
+    """Base class of every spec that a person writes: it refuses unknown fields, and its values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class FieldError(BaseModel):
-    """One bad field: where it is (`optimizer.learning_rte`), what is wrong, and the nearest known name if any."""
+    """One bad field: where it is (`optimizer.learning_rte`), what is wrong, and the nearest known name, if any."""
 
     field: str
     problem: str
@@ -45,9 +45,9 @@ class FieldError(BaseModel):
 
 
 def misfit(problems: Mapping[str, str]) -> PydanticCustomError:
-    """The error that a model's validator raises when fields contradict each other. `explain` reports each field.
+    """Return the error for a model's validator to raise when fields contradict each other. `explain` reports each field.
 
-    problems: what is wrong, by the field's path within that model (`batch.group_size`).
+    `problems` maps each field's path within that model (`batch.group_size`) to what is wrong with it.
     """
     words = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
     return PydanticCustomError(_MISFIT, "{words}", {"words": words, "problems": dict(problems)})
@@ -56,7 +56,8 @@ def misfit(problems: Mapping[str, str]) -> PydanticCustomError:
 def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
     """Turn pydantic's error into one `FieldError` per bad field, with nearest names for misspelt ones.
 
-    For a value that fits none of several types: if it is an object, its errors as an object; else the list of allowed types.
+    A value that fits none of several allowed types gets one of two kinds of report: an object gets the errors of its fields;
+    anything else gets the list of allowed types.
     """
     items = [each for item in error.errors(include_url=False) for each in _one_field_each(item)]
     faults = [_Fault.of(item, model) for item in items]
@@ -77,9 +78,14 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """One of pydantic's errors. loc: without the type names that pydantic adds; choice: path of the innermost value with several types.
+    """One of pydantic's errors, resolved against the model.
 
-    owner: the model whose field the last part of loc is, or was meant to be; annotation: the type that the value should have.
+    Args:
+        item: the error as pydantic reports it.
+        loc: path of the field, without the type names that pydantic adds.
+        choice: path of the innermost value that allows several types; None if there is no such value.
+        owner: the model that has, or should have, the last field of `loc`; None if that is not in a model.
+        annotation: the type that the value should have.
     """
 
     item: ErrorDetails
@@ -117,19 +123,19 @@ class _Fault:
         if kind == "value_error":
             return str(self.item["ctx"]["error"])
         if kind == "too_long":
-            return f"takes {self.item['ctx']['max_length']} entries at most, not {self.item['ctx']['actual_length']}"
+            return f"takes at most {self.item['ctx']['max_length']} entries, not {self.item['ctx']['actual_length']}"
         return _IN_WORDS.get(kind) or self.item["msg"].removeprefix("Input ")
 
     @property
     def given(self) -> str:
-        """The value, if showing it helps: not next to a validator's own message, and not if it is long."""
+        """The value, if showing it helps: not if a validator wrote the message, and not if the value is long."""
         value = self.item["input"]
         short = isinstance(value, str | int | float | bool | None) and len(repr(value)) <= _SHORT
         return f", got {value!r}" if short and self.item["type"] not in _SAID_WITH_VALUE else ""
 
     @property
     def nearest(self) -> str | None:
-        """Suggestion: the nearest field of the same model, or the nearest allowed value."""
+        """The nearest field of the same model, or the nearest allowed value; None if nothing is close."""
         if self.item["type"] == "extra_forbidden":
             guess = nearest(str(self.loc[-1]), self.owner.model_fields) if self.owner else None
             return ".".join([*map(str, self.loc[:-1]), guess]) if guess else None
@@ -153,7 +159,7 @@ def _one_field_each(item: ErrorDetails) -> list[ErrorDetails]:
 
 
 def _any_of(faults: Sequence[_Fault]) -> FieldError:
-    """The error for a value that has none of its allowed types."""
+    """Return the error for a value that has none of its allowed types."""
     first, *others = dict.fromkeys(fault.problem for fault in faults)
     could = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
     guess = next((fault.nearest for fault in faults if fault.nearest), None)
@@ -161,7 +167,7 @@ def _any_of(faults: Sequence[_Fault]) -> FieldError:
 
 
 def _values(annotation: object) -> list[str]:
-    """The texts that a literal or an enumeration allows."""
+    """Return the strings that a literal or an enumeration allows."""
     if typing.get_origin(annotation) is typing.Literal:
         return [value for value in typing.get_args(annotation) if isinstance(value, str)]
     if isinstance(annotation, type) and issubclass(annotation, Enum):
@@ -170,7 +176,7 @@ def _values(annotation: object) -> list[str]:
 
 
 def _branches(annotation: object) -> list[object]:
-    """The types that a value may have, except None."""
+    """Return the types that a value may have, except None."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
         return _branches(typing.get_args(annotation)[0])
@@ -180,7 +186,7 @@ def _branches(annotation: object) -> list[object]:
 
 
 def _name(annotation: object) -> str:
-    """Pydantic's name for this type of a union."""
+    """Return pydantic's name for a member type of a union."""
     if typing.get_origin(annotation) is typing.Literal:
         return f"literal[{','.join(repr(value) for value in typing.get_args(annotation))}]"
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)
@@ -191,7 +197,7 @@ def _is_model(annotation: object) -> typing.TypeGuard[type[BaseModel]]:
 
 
 def _inside(annotation: object, part: int | str) -> object:
-    """The type of the value under this field name, key or index."""
+    """Return the type of the value under this field name, key or index."""
     if _is_model(annotation):
         return annotation.model_fields[part].annotation if part in annotation.model_fields else None
     inner = typing.get_args(annotation)

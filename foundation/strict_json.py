@@ -1,7 +1,7 @@
-"""JSON from people and clients, and JSON that other programs must also be able to read.
+"""Parsers for JSON from people and clients, and for JSON that other programs must also be able to read.
 
-A lone surrogate (`\\ud83d`) becomes U+FFFD. While it parses a large text other threads can run between two objects or
-numbers; parsers in C do not allow that.
+A lone surrogate (`\\ud83d`) becomes U+FFFD. While these parsers read a large text, other threads can run between two objects
+or numbers; a parser written entirely in C would not allow that.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import re
 from typing import Any
 
 _SHORT = 80
-"""Longest part of a value that an error shows, in characters."""
+"""Maximum number of characters of a value that an error shows."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class RepeatedName(ValueError):
-    """An object has the same name twice. name: that name."""
+    """An object has the same name twice. The attribute `name` is that name, shortened if it is long."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name[:_SHORT]!r} stands twice in one object")
+        super().__init__(f"{name[:_SHORT]!r} appears twice in one object")
         self.name = name[:_SHORT]
 
 
 def loads(text: str | bytes) -> Any:
-    """Parse JSON whose objects repeat no name. Accepts NaN and numbers of any size: later validation can name the field.
+    """Parse JSON, and refuse objects that repeat a name. Accepts NaN and numbers of any size: later validation can name the field.
 
-    Raises: RepeatedName; ValueError if it is not JSON.
+    Raises: RepeatedName; ValueError if the text is not JSON.
     """
     return _read(text, json.JSONDecoder(object_pairs_hook=_unique))
 
 
 def loads_plain(text: str | bytes) -> Any:
-    """Parse JSON that all parsers read alike: 64-bit integers, no NaN, no infinity. The last of equal names counts.
+    """Parse only JSON that all parsers read alike: 64-bit integers, no NaN, no infinity. Of repeated names, the last one counts.
 
     Raises: ValueError.
     """
@@ -51,12 +51,12 @@ def _read(text: str | bytes, decoder: json.JSONDecoder) -> Any:
         if "\\ud" in text or "\\uD" in text:
             value = json.loads(_SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("the JSON is nested too deeply") from error
     return value
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested deeper than `levels`."""
+    """True if lists and objects are nested deeper than `levels`."""
     layer = [value] if isinstance(value, dict | list) else []
     for _ in range(levels):
         inner = (each.values() if isinstance(each, dict) else each for each in layer)
@@ -74,7 +74,7 @@ def finite(digits: str) -> float:
 
 def _integer(digits: str) -> int:
     if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**64:
-        raise ValueError(f"{digits[:_SHORT]} is not an integer of 64 bits")
+        raise ValueError(f"{digits[:_SHORT]} does not fit in a 64-bit integer")
     return number
 
 

@@ -1,1 +1,1 @@
-"""The swarm server's control process: HTTP in front, book and gateway behind. Imports neither torch nor vllm."""
+"""The swarm server's control process: HTTP routes in front, server state and gateway behind. Imports neither torch nor vllm."""

@@ -45,7 +45,7 @@ def create_app(
     peers: Peers | None = None,
     state_dir: Path | None = None,
 ) -> Starlette:
-    """Routes over one service and one gateway. When `closing` is set, waiting requests are answered at once."""
+    """Build the application over one service and one gateway. Once `closing` is set, waiting requests are answered immediately."""
     asked = peers or Peers(keys, any_loopback=not tokens.required)
     groups: list[object] = [
         InferenceRoutes(gateway=gateway, service=service, keys=keys, info=info, started_at=clock.now()),
@@ -75,7 +75,7 @@ def _is_inference(request: Request) -> bool:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """An error that this product raised on purpose, in the format of the requested surface."""
+    """Answer an error that our code raised on purpose, in the format of the API that was called."""
     if isinstance(error, wire.ClientGone):
         return Response(status_code=499)
     assert isinstance(error, SwarmError)
@@ -90,16 +90,16 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _unroutable(request: Request, error: Exception) -> Response:
-    """No such path, or not with this method."""
+    """Answer a request for an unknown path, or with a method that the path does not support."""
     assert isinstance(error, HTTPException)
     headers: dict[str, str] = {}
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
-        detail = f"{request.method} is not served at {request.url.path}; allowed: {allowed}"
+        detail = f"{request.method} is not supported at {request.url.path}; allowed: {allowed}"
         headers["Allow"] = allowed
     else:
         guess = nearest(request.url.path, [route.path for route in _routes(request) if "{" not in route.path])
-        hint = f"; did you mean {guess}?" if guess else "; /openapi.json lists what is"
+        hint = f"; did you mean {guess}?" if guess else "; /openapi.json lists all paths"
         detail = f"nothing is served at {request.url.path}{hint}"
     refusal = Refusal(ErrorCode.NOT_FOUND, detail)
     if _is_inference(request):
@@ -108,9 +108,11 @@ async def _unroutable(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """An internal error: the server logs the traceback; the client only learns that there was one."""
+    """Answer an internal error: log the traceback, and tell the client only that an error happened."""
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    headers = {"Connection": "close"}  # uvicorn closes it after a fault, and would lose the next request on it
+    headers = {
+        "Connection": "close"
+    }  # uvicorn closes the connection after a fault, and would lose the next request on it
     if _is_inference(request):
         return inference.error_response(fault(), request.url.path, headers=headers)
     return wire.problem(fault(), headers=headers)
@@ -121,6 +123,6 @@ def _routes(request: Request) -> list[Route]:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods that serve the path of this request."""
+    """Return the methods that this request's path supports."""
     found = [route.methods or set() for route in _routes(request) if route.matches(request.scope)[0] is not Match.NONE]
     return sorted(set().union(*found))

@@ -1,6 +1,6 @@
-"""The state in memory and on disk, in step: a command is applied at once, and its changes are committed before it is answered.
+"""Keeps the state in memory and on disk in step: a command is applied immediately, and its changes are committed before it is answered.
 
-When they cannot be written, the state goes back to what is on disk, and open leases with their calls are carried over.
+If changes cannot be written, the state goes back to what is on disk; open leases and their calls are kept.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from swarm.server.timers import Timers
 
 T = TypeVar("T")
 POOL = "the pool"
-"""The pool's name in reports that the disk is full."""
+"""Name of the database in reports that the disk is full."""
 
 
 class DurableState:
-    """One per server, made with the running event loop.
+    """One server's state, in memory and on disk. Create it in a running event loop.
 
-    wake: called with each command's outcome and the future of its write. on_failure: called when a write or a timer failed.
-    Raises: Refusal with its code. After STORAGE_FULL nothing has changed, in memory or on disk.
+    `wake` is called with each command's outcome and the future of its write; `on_failure` is called when a write or a timer
+    fails. A command may raise a Refusal. After STORAGE_FULL, nothing has changed in memory or on disk.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DurableState:
         self.watchers = Watchers(clock, lambda: self.current_status().model_dump(mode="json"))
         self.throughput = Throughput(clock)
         self.doubt = asyncio.Event()
-        """Set when a prepared episode must ask its decider."""
+        """Set when a prepared episode has to ask its decider for the outcome."""
         self.reader = store.read
         """Reads the disk in the event loop; only for cheap queries."""
         self._clock = clock
@@ -74,22 +74,22 @@ class DurableState:
             on_end=on_failure,
         )
         self._unwritten: tuple[list[Change], list[str]] = ([], [])
-        """Changes that a load led to, and the episodes that it closed: they are written with the next command's."""
+        """The changes made by a reload and the episodes that it closed; both are written with the next command."""
         self._shown: tuple[object, ...] = ()
         self.server_id = self._first_load(ids)
 
     async def start(self) -> None:
-        """Start the timers: for what expires, and for what holds the run up."""
+        """Start the timers: one for whatever expires, one that checks what holds the run up."""
         self._timers.start()
 
     def check(self) -> None:
-        """Raises: the error that ended a timer or broke the storage."""
+        """Raise the error that ended a timer or broke the storage, if there is one."""
         if self._commits.broken is not None:
             raise self._commits.broken
         self._timers.check()
 
     async def close(self) -> None:
-        """Stop the timers, finish the writes under way, close the storage."""
+        """Stop the timers, finish pending writes, and close the storage."""
         await self._timers.close()
         await self.watchers.close()
         await self._commits.close()
@@ -98,14 +98,14 @@ class DurableState:
         self._store.close()
 
     async def carry_out(self, command: Command[T]) -> T:
-        """Apply a command; returns when its changes are on disk. Codes: the command's own, storage_full."""
+        """Apply a command, and return when its changes are on disk. Codes: the command's own, storage_full."""
         outcome, written = self.apply(command)
         reply = outcome.answer()
         await asyncio.shield(written)
         return reply
 
     def tell(self, command: Command[T]) -> T:
-        """Apply a command whose reply promises nothing about the disk."""
+        """Apply a command whose reply does not promise that anything is on disk."""
         return self.apply(command)[0].answer()
 
     async def settled(self) -> None:
@@ -113,11 +113,11 @@ class DurableState:
         await asyncio.shield(self._commits.last())
 
     async def read(self, query: Callable[[Reader], T]) -> T:
-        """Run a query of the training loop or about a run's steps, off the event loop."""
+        """Run a query in a thread, for the training loop or about a run's steps."""
         return await self._reads.ask(query)
 
     async def search(self, query: Callable[[Reader], T]) -> T:
-        """Run a query that may scan every episode, in a thread of its own so that `read` need not wait for it."""
+        """Run a query that may scan every episode, in a separate thread so that `read` does not wait for it."""
         return await self._searches.ask(query)
 
     def _now(self) -> Moment:
@@ -143,7 +143,7 @@ class DurableState:
         return written
 
     def _committed(self, closed: list[str]) -> None:
-        """The ends of these episodes are on disk."""
+        """Note that a write succeeded: the disk has room, and the ends of the episodes in `closed` are on disk."""
         if POOL in self.state.situation.no_room:
             self.tell(lambda t: health.storage(t, POOL, None))
         if closed:
@@ -162,7 +162,7 @@ class DurableState:
             self.watchers.log(line.text, line.level, one_of=line.one_of)
 
     def _first_load(self, ids: Ids) -> str:
-        """Close what the last process left open, on disk too, before serving requests. Returns the server's id."""
+        """Load the state and close, also on disk, the episodes that the last process left open. Return the server's id."""
         snapshot = self.reader.snapshot()
         loaded = load(self.state, snapshot, self._now(), self.reader.suspected(snapshot.lived_at))
         run = self.state.run
@@ -178,7 +178,7 @@ class DurableState:
 
     def _reload(self, error: BaseException) -> None:
         """After a failed write, go back to the state on disk."""
-        self._on_failure()  # so that the training loop checks the state again, or ends if the storage is broken
+        self._on_failure()  # the training loop then checks the state again, or ends if the storage is broken
         loaded = load(self.state, self.reader.snapshot(), self._now())
         self._unwritten = (loaded.changes, loaded.closed)
         if loaded.in_doubt:

@@ -1,4 +1,4 @@
-"""What a server's watchers get: revisions to wait for, and a stream of statuses and log lines. The server's log gets these lines too."""
+"""What a server's watchers get: revisions to wait for, and a stream of statuses and log lines, which also go to the server's log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from swarm.server.state.server_state import LogLevel
 _log = logging.getLogger("swarm.server")
 
 QUIET_S = 0.25
-"""Claims and ends come at hundreds per second, so watchers get them merged, at most this much later."""
+"""Seconds by which updates about claims and ends may be delayed: there are hundreds per second, so watchers get them merged."""
 BACKLOG = 256
-"""Events kept for a slow subscriber; beyond them the oldest are dropped."""
+"""Maximum number of events kept for a slow subscriber; beyond that, the oldest are dropped."""
 RATE_WINDOW_S = 10
 
 
@@ -32,21 +32,21 @@ class ServerEvent:
 
 
 class Watchers:
-    """Revisions and subscribers. `render` makes the status that a new revision stands for."""
+    """Counts revisions of the status and sends events to subscribers. `render` returns the current status."""
 
     def __init__(self, clock: Clock, render: Callable[[], dict[str, Any]]) -> None:
         self._clock = clock
         self._render = render
-        # Revisions of an earlier process must not look like ours: begin above them.
+        # An earlier process's revisions must not look like ours, so begin above them.
         self.revision = int(clock.now() * 1000)
         self._changed = asyncio.Event()
         self._queues: list[asyncio.Queue[ServerEvent]] = []
         self._later: asyncio.Task[None] | None = None
         self._many: dict[tuple[LogLevel, str], tuple[int, str]] = {}
-        """By level and kind: the number of lines since the last `sum_up`, and the newest."""
+        """For each level and kind: the number of lines since the last `sum_up`, and the newest line."""
 
     def changed(self, *, at_once: bool) -> None:
-        """The status changed: publish it now, or soon."""
+        """Publish a changed status: immediately with `at_once`, else within QUIET_S."""
         if at_once:
             if self._later is not None:
                 self._later.cancel()
@@ -56,9 +56,9 @@ class Watchers:
             self._later = asyncio.create_task(self._publish_later(), name="events")
 
     def log(self, line: str, level: LogLevel = "info", *, one_of: str | None = None) -> None:
-        """Send the first line of a text to subscribers, and write it to the server's log. one_of: see `LogLine`.
+        """Send the first line of a text to subscribers, and write it to the server's log. For `one_of`, see `LogLine`.
 
-        What follows the first line is the end of a child's log, which its supervisor has written.
+        Any further lines are the end of a child's log, which the child's supervisor has already written.
         """
         line = redact(line.partition("\n")[0])
         self._send(ServerEvent(kind="log", data={"at": self._clock.now(), "line": line}))
@@ -68,13 +68,13 @@ class Watchers:
             self._many[level, one_of] = (self._many.get((level, one_of), (0, ""))[0] + 1, line)
 
     def sum_up(self) -> None:
-        """Write one line about all lines of a kind since the last call. Call every few seconds."""
+        """Log one line for each kind, about all its lines since the last call. Call this every few seconds."""
         many, self._many = self._many, {}
         for (level, kind), (count, newest) in many.items():
             _write(level, f"{kind}: {count} (last: {newest})")
 
     async def wait(self, since: int, wait_s: float) -> None:
-        """Return when the revision is not `since`, or after `wait_s`."""
+        """Return once the revision differs from `since`, or after `wait_s` seconds."""
         if self.revision == since:
             await within(self._clock, wait_s, self._changed.wait())
 
@@ -117,7 +117,7 @@ def _write(level: LogLevel, line: str) -> None:
 
 
 class Throughput:
-    """Tokens per second over the last seconds."""
+    """Measures tokens per second over the last RATE_WINDOW_S seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

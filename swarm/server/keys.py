@@ -1,6 +1,6 @@
-"""Authorisation: an episode's api key, a team's key, and the two control tokens. All comparisons take constant time.
+"""Authorisation by an episode's API key, a team's key, or one of two control tokens. All comparisons take constant time.
 
-An api key `swk_…` is random; the server stores its digest with the episode. A team key `swd_…` is a MAC made with the secret
+An API key `swk_…` is random; the server stores its digest with the episode. A team key `swd_…` is a MAC made with the secret
 of the state directory, which also encrypts the stored team keys of other servers. Control tokens `swt_…` come from the
 environment or from files, never from process arguments.
 """
@@ -33,16 +33,16 @@ _LEAST_TOKEN_CHARS = 16
 
 
 class KeyRefused(SwarmError):
-    """The api key is not one of this server's."""
+    """This server did not issue the key."""
 
 
 class TokenFault(SwarmError):
-    """The configured control tokens cannot be used. The text says what to set."""
+    """The configured control tokens cannot be used. The message says what to set."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeKey:
-    """The episode and lease that an api key belongs to."""
+    """The episode and lease that an API key belongs to."""
 
     episode_id: str
     lease: str
@@ -51,35 +51,35 @@ class EpisodeKey:
 
 
 class Keyring:
-    """Makes and checks keys with the secret of a state directory."""
+    """Creates and checks keys with the secret of a state directory."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < _SECRET_BYTES:
-            raise ValueError(f"the secret must have at least {_SECRET_BYTES} bytes, got {len(secret)}")
+            raise ValueError(f"the secret must be at least {_SECRET_BYTES} bytes long, got {len(secret)}")
         self._secret = secret
         self._store = Fernet(base64.urlsafe_b64encode(hmac.digest(secret, b"stored team keys", "sha256")))
 
     @classmethod
     def open(cls, path: Path) -> Keyring:
-        """The keyring of a state directory. The secret is made on first use and readable by its owner alone."""
+        """Open the keyring of a state directory. The secret is created on first use, readable only by its owner."""
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_secretly(path, secrets.token_bytes(_SECRET_BYTES))
         return cls(path.read_bytes())
 
     def team_key(self, episode_id: str) -> str:
-        """The key that lets its holder ask for the decision of this episode's team, and nothing else."""
+        """Return the key that lets its holder ask for the decision of this episode's team, and nothing else."""
         return TEAM_KEY_PREFIX + _text(self._mac(f"team:{episode_id}"))
 
     def is_team_key(self, key: str, episode_id: str) -> bool:
         return hmac.compare_digest(key.encode(), self.team_key(episode_id).encode())
 
     def seal(self, key: str) -> str:
-        """Another server's team key, encrypted for storage."""
+        """Encrypt another server's team key for storage."""
         return self._store.encrypt(key.encode()).decode()
 
     def unseal(self, episode_id: str, sealed: str) -> str:
-        """Raises: KeyRefused for a key that was sealed under another secret."""
+        """Decrypt a stored team key. Raises: KeyRefused if it was sealed with a different secret."""
         try:
             return self._store.decrypt(sealed).decode()
         except InvalidToken:
@@ -88,7 +88,7 @@ class Keyring:
     # -- made by older servers ----------------------------------------------------------------------------------------
 
     def episode_of_old_key(self, api_key: str) -> str | None:
-        """The episode of an api key that an older server signed, `swk_<episode>.<sealed lease>.<mac>`; None for any other."""
+        """Return the episode of an API key that an older server signed, `swk_<episode>.<sealed lease>.<mac>`; None for other keys."""
         body, _, mac = api_key.removeprefix(API_KEY_PREFIX).rpartition(".")
         if not api_key.startswith(API_KEY_PREFIX) or body.count(".") != 1:
             return None
@@ -97,13 +97,13 @@ class Keyring:
         return _raw(body.partition(".")[0]).decode()
 
     def _unseal_old(self, episode_id: str, sealed: str) -> str:
-        refused = KeyRefused(f"the team key of {episode_id} was sealed with another secret than this server's")
+        refused = KeyRefused(f"the team key of {episode_id} was not sealed with this server's secret")
         pad = hashlib.blake2b(
             episode_id.encode(), key=self._secret, person=b"team-pad", digest_size=_OLD_PAD_BYTES
         ).digest()
         try:
             key = bytes(a ^ b for a, b in zip(_raw(sealed), pad, strict=False)).decode("ascii")
-        except (binascii.Error, UnicodeDecodeError) as error:  # not sealed in this way, or under another secret
+        except (binascii.Error, UnicodeDecodeError) as error:  # sealed differently, or with a different secret
             raise refused from error
         if not key.startswith(TEAM_KEY_PREFIX):
             raise refused
@@ -114,14 +114,14 @@ class Keyring:
 
 
 class Role(StrEnum):
-    """What a control token allows: a client claims and reports episodes and reads; an admin may also run and stop."""
+    """What a control token allows: a client may claim and report episodes, and read; an admin may also start and stop runs."""
 
     ADMIN = "admin"
     CLIENT = "client"
 
 
 class ControlTokens:
-    """The tokens a server was started with. Without any, every caller is an admin (a loopback server only)."""
+    """The tokens that a server was started with. Without tokens every caller is an admin, which only a loopback server allows."""
 
     def __init__(self, admin: str | None, client: str | None) -> None:
         for role, token in ((Role.ADMIN, admin), (Role.CLIENT, client)):
@@ -129,7 +129,7 @@ class ControlTokens:
                 raise TokenFault(f"the {role} token must have at least {_LEAST_TOKEN_CHARS} ASCII characters")
         if client is not None and admin is None:
             raise TokenFault(
-                "a client token without an admin token: nobody could start a run; set SWARM_ADMIN_TOKEN too"
+                "a client token without an admin token would let nobody start a run; set SWARM_ADMIN_TOKEN too"
             )
         if admin is not None and admin == client:
             raise TokenFault("the admin token and the client token must differ")
@@ -140,7 +140,7 @@ class ControlTokens:
     def load(
         cls, environ: Mapping[str, str], admin_file: Path | None = None, client_file: Path | None = None
     ) -> ControlTokens:
-        """Read the tokens from files if given, else from SWARM_ADMIN_TOKEN and SWARM_CLIENT_TOKEN. Raises: TokenFault."""
+        """Read the tokens from the given files, or else from SWARM_ADMIN_TOKEN and SWARM_CLIENT_TOKEN. Raises: TokenFault."""
         return cls(
             _token(admin_file, environ.get("SWARM_ADMIN_TOKEN")),
             _token(client_file, environ.get("SWARM_CLIENT_TOKEN")),
@@ -151,7 +151,7 @@ class ControlTokens:
         return self._admin is not None
 
     def role_of(self, authorization: str | None) -> Role | None:
-        """The role that an `Authorization` header grants; None if it grants none."""
+        """Return the role that an `Authorization` header grants; None if it grants no role."""
         if self._admin is None:
             return Role.ADMIN
         token = bearer(authorization)
@@ -163,13 +163,13 @@ class ControlTokens:
 
 
 def bearer(authorization: str | None) -> str:
-    """The token of an `Authorization: Bearer` header; empty if there is none."""
+    """Return the token of an `Authorization: Bearer` header; empty if there is none."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def write_secretly(path: Path, data: bytes) -> None:
-    """Write `data` whole or not at all, readable by the owner alone from the first byte on."""
+    """Write `data` atomically, in a file that only its owner can read from the start."""
     before = os.umask(0o077)
     try:
         write_atomically(path, data)
@@ -185,7 +185,7 @@ def _token(file: Path | None, from_environment: str | None) -> str | None:
     except OSError as error:
         raise TokenFault(f"cannot read the token file {file}: {error.strerror}") from error
     if not token:
-        raise TokenFault(f"the token file {file} is empty; put the token in its first line")
+        raise TokenFault(f"the token file {file} is empty; put the token on its first line")
     return token
 
 

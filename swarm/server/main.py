@@ -1,7 +1,7 @@
-"""`swarm serve`: host one trainable model. The only module that names concrete engines.
+"""`swarm serve`: host one trainable model. This is the only module that names concrete engines.
 
-Importing it is cheap: starlette, uvicorn and the engines are imported only when a server starts. The control process
-never imports torch or vllm.
+It is cheap to import: starlette, uvicorn and the engines are imported only when a server starts. The control process never
+imports torch or vllm.
 """
 
 from __future__ import annotations
@@ -38,64 +38,68 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve",
         help="host a trainable model",
-        description="Host a trainable model until SIGTERM or SIGINT. A killed server goes on from its state directory.",
+        description="Host a trainable model until SIGTERM or SIGINT. A killed server resumes from its state directory.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--model", metavar="NAME_OR_PATH", help="a model that `swarm models` knows, or a folder; any name for echo"
+        "--model", metavar="NAME_OR_PATH", help="a model that `swarm models` lists, or a folder; any name for echo"
     )
     parser.add_argument(
         "--engine",
         choices=("local", "verl", "echo"),
         default="local",
-        help="local: one machine; verl: GPU nodes on Ray, experimental (docs/verl.md); echo needs no model: for trying things",
+        help="local: one machine; verl: GPU nodes on Ray, experimental (docs/verl.md); echo: no model, for trying things out",
     )
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
-        help="local: what computes (default: a GPU where vLLM can use one, else the CPU)",
+        help="local: the device to compute on (default: a GPU if vLLM can use one, else the CPU)",
     )
     parser.add_argument(
         "--trainer-device",
         metavar="D",
-        help="local: the device that trains, beside --inference-devices: cuda:0, or cpu (docs/gpu.md)",
+        help="local: the device that trains, given together with --inference-devices: cuda:0 or cpu (docs/gpu.md)",
     )
     parser.add_argument(
         "--inference-devices",
         metavar="D,D,...",
-        help="local: devices that sample, a replica of vLLM on each: cuda:1,cuda:2; cpu:0,cpu:1 are two on this CPU",
+        help="local: devices that sample, each with a replica of vLLM: cuda:1,cuda:2; cpu:0,cpu:1 means two on this CPU",
     )
     parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),
-        help="local, verl: what is computed in (default: bfloat16; local, on CPUs that cannot multiply it: float32)",
+        help="local, verl: precision to compute in (default: bfloat16; local, on CPUs without fast bfloat16: float32)",
     )
     parser.add_argument(
         "--enable-sleep-mode",
         action=argparse.BooleanOptionalAction,
-        help="on GPUs, local and verl: inference sleeps while a step is trained, and leaves its memory (docs/gpu.md, docs/verl.md; "
-        "default: local, where both do not fit side by side)",
+        help="local, verl, on GPUs: inference sleeps and frees its memory while a step is trained (docs/gpu.md, docs/verl.md; "
+        "default: only with local, if both do not fit in memory together)",
     )
     parser.add_argument(
         "--offload",
         action=argparse.BooleanOptionalAction,
-        help="local, on a GPU: moments and the weights that the KL is measured to lie in the machine's memory, and a step takes "
-        "longer (docs/gpu.md; default: where nothing else fits)",
+        help="local, on a GPU: keep the optimizer's moments and the reference weights of the KL in the machine's memory, which "
+        "makes a step slower (docs/gpu.md; default: if nothing else fits)",
     )
     parser.add_argument(
         "--max-num-seqs",
         type=count,
         metavar="N",
-        help="local, verl: sequences that each replica samples at once (default: 64 on CPUs; on GPUs 256, local: or what fits)",
+        help="local, verl: maximum number of sequences that a replica samples concurrently (default: 64 on CPUs; 256 on GPUs, or, "
+        "with local, as many as fit)",
     )
     parser.add_argument(
-        "--kv-cache-gib", type=_gib, metavar="N", help="local: memory for keys and values (default: what is left)"
+        "--kv-cache-gib",
+        type=_gib,
+        metavar="N",
+        help="local: memory for keys and values, in GiB (default: what is left)",
     )
     parser.add_argument(
         "--gpu-memory-utilization",
         type=_share,
         metavar="SHARE",
-        help="local, on a GPU: share of its memory for inference, as in vLLM (default: what is left); --kv-cache-gib says the same",
+        help="local, on a GPU: share of its memory for inference, as in vLLM (default: what is left); or use --kv-cache-gib",
     )
     parser.add_argument(
         "--plan",
@@ -103,13 +107,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         nargs="?",
         const=0.0,
         metavar="GIB",
-        help="print how memory is divided and exit; a model that the cache lacks is fetched first, unless its shape is known, as that "
-        "of Qwen3 is; GIB: on a GPU with so much of it, which need not be here",
+        help="print how memory would be divided, and exit; downloads the model first if it is not cached and its shape is unknown "
+        "(Qwen3's is known); GIB: plan for a GPU with this much memory, which this machine does not need to have",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
-    parser.add_argument("--port", type=port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="any host but loopback needs tokens (default 127.0.0.1)")
+    parser.add_argument("--port", type=port, default=DEFAULT_PORT, help="0 picks a free port (default %(default)s)")
     parser.add_argument(
-        "--public-url", type=_url, metavar="URL", help="the address that clients get, where a proxy stands in front"
+        "--public-url", type=_url, metavar="URL", help="the server's address for clients, if it is behind a proxy"
     )
     parser.add_argument(
         "--peer",
@@ -117,22 +121,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=[],
         type=_url,
         metavar="URL",
-        help="a server whose word decides on teams that have a member here; repeatable",
+        help="a server that may decide for teams with a member on this server; repeatable",
     )
     parser.add_argument(
         "--state-dir", type=Path, metavar="DIR", help="default: a folder per model in the user data directory"
     )
-    parser.add_argument("--max-model-len", type=count, metavar="N", help="longest prompt + answer, in tokens")
+    parser.add_argument("--max-model-len", type=count, metavar="N", help="maximum length of prompt + answer, in tokens")
     parser.add_argument(
         "--agentjet-prefix",
         metavar="FILE",
         help="serve AgentJet's clients too, under the two secret prefixes in this file (docs/guides/from-agentjet.md); "
-        "none: at the root, without a secret, on loopback alone",
+        "none: at the root, without a secret, only on loopback",
     )
     parser.add_argument(
         "--allow-algorithms",
         action="store_true",
-        help="execute the functions that runs bring for their algorithms (docs/reference/algorithms.md); needs an admin token",
+        help="execute the algorithm functions that runs bring along (docs/reference/algorithms.md); needs an admin token",
     )
     parser.add_argument("--admin-token-file", type=Path, metavar="FILE")
     parser.add_argument("--client-token-file", type=Path, metavar="FILE")
@@ -140,10 +144,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--echo-latency-s", type=_latency, metavar="S", help="echo: seconds before the first token (default 0)"
     )
     parser.add_argument(
-        "--echo-tokens-per-s", type=_pace, metavar="N", help="echo: pace of the tokens (default: at once)"
+        "--echo-tokens-per-s", type=_pace, metavar="N", help="echo: tokens per second (default: no limit)"
     )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    parser.add_argument("--json", action="store_true", help="print one JSON line with the url when ready to answer")
+    parser.add_argument("--json", action="store_true", help="print one JSON line with the URL when ready to answer")
     _add_verl_options(parser)
     parser.set_defaults(run="swarm.server.main:serve")
     return parser
@@ -151,9 +155,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _add_verl_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that fill a `VerlLayout`; see docs/verl.md."""
-    group = parser.add_argument_group("verl", "for --engine verl alone")
+    group = parser.add_argument_group("verl", "only for --engine verl")
     group.add_argument(
-        "--ray-address", metavar="ADDRESS", help="a Ray cluster that runs already (default: one of its own)"
+        "--ray-address", metavar="ADDRESS", help="a running Ray cluster (default: the server starts one)"
     )
     group.add_argument("--verl-nodes", type=count, metavar="N", help="nodes of the cluster to use (default 1)")
     group.add_argument("--verl-ranks", type=count, metavar="N", help="devices to use on each node (default 1)")
@@ -165,31 +169,34 @@ def _add_verl_options(parser: argparse.ArgumentParser) -> None:
         help="share of a device's memory for sampling (default 0.45)",
     )
     group.add_argument(
-        "--verl-kv-cache-gib", type=float, metavar="N", help="instead: keys and values of a replica, in GiB per device"
+        "--verl-kv-cache-gib",
+        type=float,
+        metavar="N",
+        help="instead of the share: memory for a replica's keys and values, in GiB per device",
     )
     group.add_argument(
         "--verl-tokens-per-rank",
         type=count,
         metavar="N",
-        help="tokens of one micro-batch (default 4096, or --max-model-len where that is more)",
+        help="tokens of one micro-batch (default 4096, or --max-model-len if that is more)",
     )
     group.add_argument(
         "--verl-offload",
         nargs="+",
         choices=("parameters", "optimizer"),
-        help="what ranks keep in the machine's memory while they do not compute with it",
+        help="what ranks keep in the machine's memory while they do not use it for computing",
     )
     group.add_argument(
         "--verl-fused-kernels",
         choices=("torch", "triton"),
-        help="log-probabilities without the whole distribution over tokens in memory, by verl's kernels (triton: on GPUs)",
+        help="verl's kernels for log-probabilities, which do not hold the whole distribution over tokens in memory (triton: on GPUs)",
     )
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Host a trainable model until SIGTERM or SIGINT. A server that was killed continues from its state directory.
+    """Host a trainable model until SIGTERM or SIGINT. A server that was killed resumes from its state directory.
 
-    Raises: SwarmError with a one-line message when the server cannot start or had to end.
+    Raises: SwarmError with a one-line message if the server cannot start or has to stop.
     """
     from foundation import logs
     from foundation.clock import SystemClock
@@ -213,11 +220,11 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def _model_of(engine: str) -> str:
-    """The engine's default model. Raises: UsageError for engines that need a named one."""
+    """Return the engine's default model. Raises: UsageError for engines that have no default."""
     from foundation.commandline import UsageError
 
     if engine != "echo":
-        raise UsageError("--model is missing: name one that `swarm models` knows, or a folder")
+        raise UsageError("--model is missing: name a model that `swarm models` lists, or a folder")
     return "echo"
 
 
@@ -258,7 +265,7 @@ _ENGINES_OF = {
 
 
 def _refuse_strange_options(args: argparse.Namespace) -> None:
-    """Refuse options that belong to another engine. Raises: UsageError."""
+    """Refuse options that do not apply to the chosen engine. Raises: UsageError."""
     from foundation.commandline import UsageError
 
     for name, given in vars(args).items():
@@ -266,11 +273,11 @@ def _refuse_strange_options(args: argparse.Namespace) -> None:
         engines = [prefix] if prefix in ("echo", "verl") else _ENGINES_OF.get(name, [])
         if engines and args.engine not in engines and given is not None:
             option, fit = "--" + name.replace("_", "-"), " or ".join(engines)
-            raise UsageError(f"{option} is for --engine {fit}, and this is --engine {args.engine}: leave one out")
+            raise UsageError(f"{option} is for --engine {fit}, but this is --engine {args.engine}: leave one out")
 
 
 def _hosted(args: argparse.Namespace) -> _Hosted:
-    """The name of the model, and how to make its engine. Raises: SwarmError when there is no such model."""
+    """Return the model's name and a function that creates its engine. Raises: SwarmError if there is no such model."""
     if args.engine == "echo":
 
         def echo(state: StateDir, clock: Clock) -> Engine:
@@ -312,21 +319,21 @@ def _local(args: argparse.Namespace) -> _MakeOf:
 
 
 def _layout(args: argparse.Namespace) -> Layout:
-    """The devices that the engine uses. Raises: UsageError, EngineError if this machine has no such device."""
+    """Return the devices that the engine uses. Raises: UsageError; EngineError if this machine lacks one of them."""
     from foundation.commandline import UsageError
     from swarm.engine.devices import DeviceName, Layout
     from swarm.engine.machine import device_for
 
     trainer, inference = args.trainer_device, args.inference_devices
     if (trainer is None) != (inference is None):
-        raise UsageError("--trainer-device and --inference-devices belong together: give both, or neither")
+        raise UsageError("--trainer-device and --inference-devices belong together: give both or neither")
     if args.plan:
         layout = Layout.one("cuda")
     elif trainer is None:
         layout = Layout.one(device_for(args.device))
     elif args.device is not None:
         raise UsageError(
-            "--device says what both sides compute on, --trainer-device and --inference-devices each: leave it out"
+            "--device sets one device for training and inference: leave it out with --trainer-device and --inference-devices"
         )
     else:
         try:
@@ -339,14 +346,12 @@ def _layout(args: argparse.Namespace) -> Layout:
     for name in ("enable_sleep_mode", "offload", "gpu_memory_utilization"):
         if layout.kind == "cpu" and getattr(args, name) is not None:
             option = "--" + name.replace("_", "-")
-            raise UsageError(f"{option} is for a GPU, and this engine computes on the CPU: leave it out")
+            raise UsageError(f"{option} needs a GPU, but this engine computes on the CPU: leave it out")
     if args.kv_cache_gib is not None and args.gpu_memory_utilization is not None:
-        raise UsageError(
-            "--kv-cache-gib and --gpu-memory-utilization both say how much memory inference takes: leave one out"
-        )
+        raise UsageError("--kv-cache-gib and --gpu-memory-utilization both set the memory for inference: leave one out")
     if args.enable_sleep_mode and not layout.shared:
         raise UsageError(
-            "--enable-sleep-mode is for one GPU that inference and the trainer share; here each has its own: leave it out"
+            "--enable-sleep-mode is for one GPU that inference and trainer share, but here each has its own: leave it out"
         )
     return layout
 
@@ -354,7 +359,7 @@ def _layout(args: argparse.Namespace) -> Layout:
 def _local_engine(
     args: argparse.Namespace, devices: Layout, folder: ModelFolder, logs: Path, clock: Clock
 ) -> LocalEngine:
-    """Raises: EngineError for a model that does not fit on the GPU."""
+    """Create the local engine. Raises: EngineError if the model does not fit on the GPU."""
     from foundation.machine import total_memory
     from swarm.engine.local.engine import LocalEngine
 
@@ -376,7 +381,7 @@ def _local_engine(
 
 
 def _least_card(devices: Layout) -> int | None:
-    """Memory of the smallest of these GPUs, in bytes; None if the driver does not say."""
+    """Return the memory of the smallest of these GPUs, in bytes; None for CPUs, or if the driver does not say."""
     from foundation.gpus import cards
 
     if devices.kind == "cpu":
@@ -439,25 +444,25 @@ def _gib(text: str) -> float:
 def _share(text: str) -> float:
     value = number(text)
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, got {text}")
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text}")
     return value
 
 
 def _url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"a url looks like http://10.0.0.2:8642, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a URL such as http://10.0.0.2:8642, got {text!r}")
     return text.rstrip("/")
 
 
 def _latency(text: str) -> float:
     seconds = number(text)
     if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0, got {text}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, at least 0, got {text}")
     return seconds
 
 
 def _pace(text: str) -> float:
     tokens_per_s = number(text)
     if not 0 < tokens_per_s < math.inf:
-        raise argparse.ArgumentTypeError(f"must be above 0 (leave it out for no pace at all), got {text}")
+        raise argparse.ArgumentTypeError(f"must be above 0 (leave it out for no limit), got {text}")
     return tokens_per_s

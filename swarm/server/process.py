@@ -39,61 +39,61 @@ from swarm.server.training_loop import TrainingLoop
 _log = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 10
-"""How long running requests may take after a stop was requested, in seconds. Then calls that are still sampling are broken off."""
+"""Seconds that running requests may take after a stop was requested. Calls that are still sampling then are cut off."""
 _LAST_WORDS_S = 2
-"""How long the agents of broken-off calls have to read their answer, in seconds."""
+"""Seconds that the agents of cut-off calls have to read their answer."""
 _KEEP_ALIVE_S = 75
 _BACKLOG = 16_384
-"""Length of the listen queue, as far as the system allows it; a client that finds it full may wait for minutes."""
+"""Length of the listen queue, if the system allows it: a client that finds the queue full may wait for minutes."""
 _ACCEPTED_AT_ONCE = 64
-"""Listening sockets: uvloop accepts one connection per socket and loop iteration, and with thousands of clients an iteration is long."""
+"""Number of listening sockets: uvloop accepts one connection per socket and loop iteration, which is long with many clients."""
 _OPEN_FILES = 65_536
-"""Limit of open files to ask for: each connection is one, and many systems default to 1,024."""
+"""Limit of open files to ask for: each connection takes one, and many systems default to 1,024."""
 _REQUEST = re.compile(rb"[A-Z]+ \S+ HTTP/1\.[01]\r\n")
 _UPGRADE = re.compile(rb"(\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE)
 _YOUNG = 10_000
-"""Allocations between two garbage collections. High, because a thousand concurrent calls are not garbage."""
+"""Number of allocations between two garbage collections. It is high, because the objects of a thousand open calls are not garbage."""
 
 
 class ServeFault(SwarmError):
-    """The server cannot start, or had to end. The text is one line that says what to do."""
+    """The server cannot start, or had to stop. The message is one line that says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Where a server listens and who may talk to it. Raises: ServeFault for a public address without tokens."""
+    """Where a server listens, and who may use it. Raises: ServeFault for a public address without tokens."""
 
     host: str
     port: int
     tokens: ControlTokens
     public_url: str | None = None
     peers: tuple[str, ...] = ()
-    """Servers that may be asked for team decisions, in addition to all on loopback if this server needs no tokens."""
+    """Servers that this one may ask for team decisions. Without tokens, it may also ask any server on loopback."""
     agentjet: Prefixes | None = None
-    """Secret prefixes under which AgentJet's clients are served; None: they are not served."""
+    """Secret prefixes under which we serve AgentJet's clients; None if we do not serve them."""
     print_json: bool = False
     allow_algorithms: bool = False
-    """Whether runs may bring users' own functions, which the trainer executes."""
+    """Whether runs may bring their own functions, which the trainer executes."""
 
     def __post_init__(self) -> None:
         if self.agentjet is AT_ROOT and self.tokens.required:
             raise ServeFault(
-                "this server has tokens, and AgentJet's clients can send none: give --agentjet-prefix a file with secret prefixes"
+                "this server has tokens, but AgentJet's clients cannot send any: give --agentjet-prefix a file with secret prefixes"
             )
         if self.allow_algorithms and not self.tokens.required:
             raise ServeFault(
-                "--allow-algorithms has this server execute what a run brings: set SWARM_ADMIN_TOKEN (and SWARM_CLIENT_TOKEN for "
-                "clients) in the environment, so that nobody else can start one"
+                "--allow-algorithms makes this server execute code that a run brings: set SWARM_ADMIN_TOKEN (and SWARM_CLIENT_TOKEN "
+                "for clients) in the environment, so that only an admin can start a run"
             )
         if not self.tokens.required and not is_loopback(self.host):
             raise ServeFault(
-                f"{self.host} can be reached from other machines: set SWARM_ADMIN_TOKEN (and SWARM_CLIENT_TOKEN for "
+                f"other machines can reach {self.host}: set SWARM_ADMIN_TOKEN (and SWARM_CLIENT_TOKEN for "
                 "clients) in the environment, or listen on 127.0.0.1"
             )
 
     @contextmanager
     def listen(self) -> Iterator[socket.socket]:
-        """The listening socket. Raises: ServeFault when the port is taken or the host is not an address of this machine."""
+        """Yield the listening socket. Raises: ServeFault if the port is taken or the host is not an address of this machine."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -107,7 +107,7 @@ class Settings:
             yield listener
 
     def url(self, listener: socket.socket) -> str:
-        """Where clients reach this listener."""
+        """Return the URL at which clients reach this listener."""
         if self.public_url is not None:
             return self.public_url.rstrip("/")
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
@@ -117,7 +117,7 @@ class Settings:
 def run_server(
     settings: Settings, listener: socket.socket, state: StateDir, engine: Engine, clock: Clock, ids: Ids
 ) -> int:
-    """Serve until a signal; returns the exit code. Raises: SwarmError when it could not start or had to end."""
+    """Serve until a signal, and return the exit code. Raises: SwarmError if the server could not start or had to stop."""
     allow_open_files(_OPEN_FILES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, listener, state, engine, clock, ids))
@@ -133,13 +133,13 @@ def allow_open_files(wanted: int) -> None:
 
 
 def unallowed(service: Service, *, allowed: bool) -> ServeFault | None:
-    """The fault of a server that would continue a run whose functions it may not execute; None if there is none."""
+    """Return the error if this server would resume a run whose functions it may not execute; None if all is well."""
     run = service.state.run
     if allowed or run is None or run.row.status != "running" or not run.spec.algorithm.own_functions:
         return None
     return ServeFault(
-        f"run {run.run_id}, which goes on here, trains with functions of its own: serve with --allow-algorithms, or with another "
-        "--state-dir"
+        f"run {run.run_id}, which this server would resume, trains with its own functions: serve with --allow-algorithms, or with "
+        "another --state-dir"
     )
 
 
@@ -204,13 +204,13 @@ async def _serve(
         raise fault
     if fault is not None:
         _log.error("a task of the server failed", exc_info=fault)
-        raise ServeFault(f"the server had to end: {type(fault).__name__}: {fault}; its state is kept, start it again")
+        raise ServeFault(f"the server had to stop: {type(fault).__name__}: {fault}; its state is kept, start it again")
     return 0
 
 
 class _Ready:
-    """Logs that the engine is up, the first time that it is, and then freezes all objects. A garbage collection over them takes
-    0.2 s, in which no agent gets a token."""
+    """Logs when the engine is ready for the first time, and then exempts all existing objects from garbage collection: a
+    collection over them takes 0.2 s, in which no agent gets a token."""
 
     def __init__(self, info: EngineInfo, url: str) -> None:
         gc.set_threshold(_YOUNG)
@@ -228,10 +228,10 @@ class _Ready:
 
 
 def without_upgrade(data: bytes) -> bytes:
-    """Disable a request's offer of another protocol: rename its Upgrade header to an unknown name of the same length.
+    """Ignore a request's offer to change protocols: rename its Upgrade header to an unknown name of the same length.
 
-    `curl --http2` and Java's HttpClient offer h2c in their first request, and uvicorn's parser takes the offer for the end of
-    the request. This works only if `data` holds the whole head, which is how both clients send it.
+    `curl --http2` and Java's HttpClient offer h2c in their first request, and uvicorn's parser mistakes the offer for the end of
+    the request. This works only if `data` contains the whole head, which is how both clients send it.
     """
     end = data.find(b"\r\n\r\n")
     if end < 0 or not _REQUEST.match(data):
@@ -245,7 +245,7 @@ class _Http(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that wakes waiting requests when asked to stop, and does not raise the handled signal again."""
+    """A uvicorn server that wakes waiting requests when asked to stop, and does not raise the handled signal again."""
 
     def __init__(self, app: object, closing: asyncio.Event, break_off: Callable[[], None]) -> None:
         super().__init__(

@@ -42,7 +42,7 @@ def test_what_readers_do_not_agree_on_is_refused(raw: bytes) -> None:
 
 
 def test_a_name_stands_once_unless_the_last_may_count() -> None:
-    with pytest.raises(strict_json.RepeatedName, match="'a' stands twice"):
+    with pytest.raises(strict_json.RepeatedName, match="'a' appears twice"):
         strict_json.loads('{"b": {"a": 1, "\\u0061": 2}}')
     assert strict_json.loads_plain('{"a": 1, "a": 2}') == {"a": 2}
 

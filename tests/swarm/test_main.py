@@ -125,7 +125,7 @@ def answer(capsys: Capture, *arguments: str) -> Any:
         (
             ["episode", "end", "--reward", "1", "--metadata", f'{{"n": {2**70}}}', "-"],
             2,
-            f"--metadata is not JSON that a server takes: {2**70} is not an integer of 64 bits",
+            f"--metadata is not JSON that a server takes: {2**70} does not fit in a 64-bit integer",
         ),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_grant_that_holds_nonsense_is_refused(
 def test_a_field_that_stands_twice_in_a_document_is_refused(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"batch": {"tasks": 4, "group_size": 8, "tasks": 2}}'))
     assert swarm("run", "start", "-") == 2
-    assert "'tasks' stands twice in one object" in capsys.readouterr().err
+    assert "'tasks' appears twice in one object" in capsys.readouterr().err
 
 
 def test_standard_input_that_is_no_text_is_refused(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""AgentJet's swarm protocol over the same service: its clients plug in unchanged. Knows nothing of training or storage."""
+"""AgentJet's swarm protocol on top of our service, so that its clients work unchanged. Knows nothing about training or storage."""

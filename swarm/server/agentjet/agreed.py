@@ -1,8 +1,8 @@
-"""Batches that clients close: under two of AgentJet's methods a step trains the collected groups once any, or all, active clients agree.
+"""Batches that clients close: with two of AgentJet's methods, a step trains what was collected once any, or all, active clients agree.
 
 Such a run asks for as many groups as its pool can hold. On agreement we patch `batch.tasks` down to the number of groups that can be
-trained now, and patch it back once they are in a step. A full pool is closed without agreement, because nobody could claim until then.
-Agreements are kept in memory only: after a restart clients see a weight sync and agree again.
+trained now, and patch it back once they are in a step. A full pool is closed without agreement, because nobody could claim otherwise.
+Agreements are kept only in memory: after a restart, clients see a weight sync and agree again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from swarm.server.state.server_state import ServerState
 _log = logging.getLogger(__name__)
 
 ACTIVE_S = 600.0
-"""A client that claims, calls and ends nothing for this long no longer counts as active."""
+"""A client without a claim, a call or an ended episode for this many seconds no longer counts as active."""
 SHOWN_S = 7.0
-"""How long to report a weight sync after each step: AgentJet's clients poll every 5 s, and see a status that is up to 1 s old."""
+"""Seconds for which we report a weight sync after each step: AgentJet's clients poll every 5 s and see a status up to 1 s old."""
 _BY = "agentjet: clients agreed"
 
 
@@ -38,7 +38,7 @@ class _Client:
 
 
 class AgreedBatches:
-    """Tracks which clients are active and which agreed, and closes batches. Checks the state at each request, since clients poll."""
+    """Tracks which clients are active and which agreed, and closes batches. Checks the state on each request, since clients poll."""
 
     def __init__(self, service: Service, clock: Clock) -> None:
         self._service = service
@@ -47,21 +47,21 @@ class AgreedBatches:
         self._lock = asyncio.Lock()
         self._known_run = ""
         self._closing_after: int | None = None
-        """The newest step when clients agreed; the batch that they agreed on becomes the step after it. None: no such batch."""
+        """The newest step when the clients agreed: their batch becomes the next one. None while no batch is being closed."""
         self._shown_until = 0.0
 
     def began(self, run_id: str) -> None:
-        """Start afresh for a run that was just started here: no client waits for one of its batches yet."""
+        """Forget the previous run: no client waits for a batch of this new run yet."""
         self._known_run, self._closing_after, self._shown_until = run_id, None, 0.0
         self._clients.clear()
 
     @property
     def shows_sync(self) -> bool:
-        """Whether the status is WEIGHT_SYNCING, whatever the engine does."""
+        """Whether to report WEIGHT_SYNCING, whatever the engine is doing."""
         return self._closing_after is not None or self._clock.monotonic() < self._shown_until
 
     def played(self, client_id: str, *, declares: bool = False) -> None:
-        """Note that a client claimed or ended an episode. declares: it counts as active from now on."""
+        """Record that a client claimed or ended an episode. With `declares`, it counts as active from now on."""
         known = self._clients.get(client_id)
         if known is not None:
             known.active_at = self._clock.monotonic()
@@ -69,11 +69,11 @@ class AgreedBatches:
             self._clients[client_id] = _Client(self._clock.monotonic())
 
     async def agree(self, client_id: str) -> str | None:
-        """Record a client's agreement. Returns why it is rejected; None when it is accepted."""
+        """Record a client's agreement. Return why it is rejected, or None if it is accepted."""
         await self.look()
         method = self._method()
         if method is None:
-            return f"clients close no batches here; ajet.swarm_mode_sample_collection_method may be {' or '.join(CLOSED_BY_CLIENTS)}"
+            return f"clients cannot close batches: set ajet.swarm_mode_sample_collection_method to {' or '.join(CLOSED_BY_CLIENTS)}"
         known = self._clients.get(client_id)
         if known is None:
             return "the client is not active: it has ended no training episode since the last step"
@@ -91,7 +91,7 @@ class AgreedBatches:
     async def _look(self, run: Run) -> None:
         state, tasks, whole = self._service.state, run.spec.batch.tasks, all_the_pool_holds(run.spec.batch)
         if run.run_id != self._known_run:
-            # This process is younger than the run: clients may wait for a step that they agreed to.
+            # This process is younger than the run: clients may be waiting for a step that they agreed to.
             self._known_run, self._shown_until = run.run_id, self._clock.monotonic() + SHOWN_S
         if self._closing_after is not None:
             await self._follow(run, self._closing_after)
@@ -101,23 +101,23 @@ class AgreedBatches:
             await self._close(run, full=full)
 
     async def _close(self, run: Run, *, full: bool) -> None:
-        """Put all trainable groups into a step. If there are none, clients continue anyway, and a full pool drops episodes
+        """Put all trainable groups into a step. If there are none, clients go on collecting; a full pool drops episodes
         that no group needs."""
         found = _trainable(self._service.state)
         self._clients.clear()
         if full:
             _log.warning(
-                "the pool is full (%d episodes): a step is made before clients agree", len(self._service.state.pooled)
+                "the pool is full (%d episodes): training a step before clients agree", len(self._service.state.pooled)
             )
         if found or full:
             self._closing_after = run.step
             await self._ask_for(run, max(1, found))
         else:
-            _log.warning("clients agreed to a step, and no group can be trained yet; they go on collecting")
+            _log.warning("clients agreed to a step, but no group can be trained yet; they go on collecting")
             self._shown_until = self._clock.monotonic() + SHOWN_S
 
     async def _follow(self, run: Run, after: int) -> None:
-        """Start collecting the next batch once this one is journalled. Do not wait for groups that have become too stale."""
+        """Start collecting the next batch once this one is in the journal. Do not wait for groups that have become too stale."""
         state, tasks, whole = self._service.state, run.spec.batch.tasks, all_the_pool_holds(run.spec.batch)
         made, fixed = run.step > after, state.journalled is not None
         wanted = whole if made or fixed else min(tasks, _trainable(state)) or whole
@@ -136,7 +136,7 @@ class AgreedBatches:
             _log.info("batch.tasks stays as it is for now: %s", refusal)
 
     def active_clients(self) -> list[dict[str, Any]]:
-        """Active clients, in the format of the pool information. Forgets clients that were silent for too long."""
+        """Return the active clients, in the format of the pool information. Forgets clients that were silent for too long."""
         now, unix = self._clock.monotonic(), self._clock.now()
         heard = {client_id: max(one.active_at, self._called_at(client_id)) for client_id, one in self._clients.items()}
         self._clients = {name: one for name, one in self._clients.items() if now - heard[name] < ACTIVE_S}
@@ -150,7 +150,7 @@ class AgreedBatches:
         ]
 
     def _called_at(self, client_id: str) -> float:
-        """Monotonic time at which an open episode of the client was last heard of."""
+        """Return the monotonic time of the last request for any of the client's open episodes; 0 if it has none."""
         state, now = self._service.state, self._clock.monotonic()
         mine = [live for live in state.live.values() if live.row.client_id == client_id]
         return max((now - pool.quiet_s(state, live, now) for live in mine), default=0.0)
@@ -161,14 +161,14 @@ class AgreedBatches:
         return bool(words) and rule(words)
 
     def _method(self) -> str | None:
-        """The method by which clients close the current run's batches; None if they do not close them."""
+        """Return the method by which clients close the current run's batches; None if clients do not close them."""
         run = pool.current_run(self._service.state)
         method = run.spec.labels.get(METHOD_LABEL) if run is not None else None
         return method if method in CLOSED_BY_CLIENTS else None
 
 
 def _trainable(state: ServerState) -> int:
-    """Number of groups that are ready, or would be if no further episode could join them."""
+    """Return the number of groups that are ready, or would be if no further episode could join them."""
     groups = [group for group in state.groups if not group.useless]
     cut_short = [
         group

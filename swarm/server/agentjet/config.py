@@ -1,4 +1,4 @@
-"""Translates an AgentJet job's configuration into a `RunSpec`. Settings that this server cannot honour are refused by key."""
+"""Translates an AgentJet job's configuration into a `RunSpec`. An error names each setting that this server cannot honour."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ RULES = {
     "rollout_until_finish_enough_non_dummy_tasks": "informative_tasks",
     "rollout_until_finish_enough_episodes": "episodes",
 }
-"""AgentJet's method of collecting samples → our batch rule."""
+"""Maps AgentJet's method of collecting samples to our batch rule."""
 CLOSED_BY_CLIENTS = ("rollout_until_any_client_agree_sync_weight", "rollout_until_all_clients_agree_sync_weight")
-"""Methods under which a batch holds whatever was collected when the clients agreed; see `agreed`."""
+"""Methods with which a batch holds whatever was collected when the clients agreed; see `agreed`."""
 METHOD_LABEL = "agentjet_method"
-"""The run's label that names its collection method."""
+"""The run label that names the collection method."""
 GROUP_PATIENCE_S = 600.0
-"""How long a group waits for its episodes here. AgentJet's own groups wait without limit."""
+"""Seconds that a group waits for its episodes here. AgentJet's own groups wait without limit."""
 _A_DAY_S = 86_400.0
 _METHOD = "swarm_mode_sample_collection_method"
 _LEARNER = "trainer_common"
@@ -48,22 +48,22 @@ _OURS = {
     "limits": f"{_LEARNER}.total_training_steps",
     "checkpoint": f"{_LEARNER}.save_freq",
 }
-"""Part of our spec → the AgentJet settings that fill it."""
+"""Maps each part of our spec to the AgentJet settings that fill it."""
 
 
 def run_spec(text: str, info: EngineInfo) -> RunSpec:
-    """The spec for a job's YAML: either complete, as AgentJet's client sends it, or only the settings that differ from its defaults.
+    """Build the spec for a job's YAML, which is complete, as AgentJet's client sends it, or has only the non-default settings.
 
-    Raises: Refusal(invalid_spec), naming AgentJet's key.
+    Raises: Refusal(invalid_spec) that names AgentJet's key.
     """
     job = _Job(text)
     _require_model(job, info)
     method = job.text(_METHOD, "rollout_until_finish_enough_tasks")
     if method not in (*RULES, *CLOSED_BY_CLIENTS):
-        raise _unfit(_METHOD, f"{method!r} is not known here; there are {', '.join((*RULES, *CLOSED_BY_CLIENTS))}")
+        raise _unfit(_METHOD, f"unknown method {method!r}; use one of {', '.join((*RULES, *CLOSED_BY_CLIENTS))}")
     longest = job.whole("rollout.max_model_len", info.max_model_len)
     if longest > info.max_model_len:
-        more = f"is {longest}, and this server was started with {info.max_model_len}: ask for less, or start it with --max-model-len"
+        more = f"is {longest}, but this server was started with {info.max_model_len}: ask for less, or raise its --max-model-len"
         raise _unfit("rollout.max_model_len", more)
     spec = {
         "algorithm": _algorithm(job),
@@ -92,19 +92,19 @@ def run_spec(text: str, info: EngineInfo) -> RunSpec:
 
 
 def all_the_pool_holds(batch: BatchSpec) -> int:
-    """Groups per step while no client has agreed, in a run whose batches clients close."""
+    """Return the groups per step while no client has agreed, in a run whose batches clients close."""
     return batch.max_pool_episodes // batch.group_size
 
 
 def _never_closed(spec: RunSpec) -> RunSpec:
-    """The spec with batches as large as its pool (in whole groups), so that no batch is complete before the pool is full."""
+    """Return the spec with batches as large as its pool (in whole groups), so that no batch is complete before the pool is full."""
     groups = all_the_pool_holds(spec.batch)
     batch = {"tasks": groups, "max_pool_episodes": groups * spec.batch.group_size}
     return spec.model_copy(update={"batch": spec.batch.model_copy(update=batch)})
 
 
 def _require_model(job: _Job, info: EngineInfo) -> None:
-    """Raises: Refusal for a model other than the hosted one. AgentJet's names have `___` for a dot, and may begin with a path."""
+    """Refuse any model but the hosted one. AgentJet's names have `___` for a dot and may begin with a path. Raises: Refusal."""
     path = job.text("model.path", "")
     hosted = info.model.partition("@")[0]
     last = path.rstrip("/").rpartition("/")[2].replace("___", ".")
@@ -124,11 +124,14 @@ def _algorithm(job: _Job) -> dict[str, Any]:
     key = f"{_LEARNER}.algorithm.adv_estimator"
     name = job.text(key, "grpo")
     if name not in _ALGORITHMS:
-        raise _unfit(key, f"{name!r} is not known here; there are {', '.join(_ALGORITHMS)}")
+        raise _unfit(key, f"unknown algorithm {name!r}; use one of {', '.join(_ALGORITHMS)}")
     found = dict(_ALGORITHMS[name])
     in_loss, in_reward = job.flag(f"{_LEARNER}.use_kl_loss", True), job.flag(f"{_LEARNER}.use_kl_in_reward", False)
     if in_loss and in_reward:
-        raise _unfit(f"{_LEARNER}.use_kl_in_reward", "and use_kl_loss are both on: one penalty is served, turn one off")
+        raise _unfit(
+            f"{_LEARNER}.use_kl_in_reward",
+            "and use_kl_loss are both on, but a run has one KL penalty: turn one of them off",
+        )
     if in_loss:
         return found | {"kl": job.number(f"{_LEARNER}.kl_loss_coef", 0.002), "kl_in": "loss"}
     return found | {"kl": _KL_IN_REWARD if in_reward else 0.0}
@@ -161,7 +164,7 @@ def _parameters(job: _Job) -> Any:
 
 
 class _Job:
-    """The `ajet` tree of a job. Null or missing settings have their defaults. Raises: Refusal(invalid_spec)."""
+    """The `ajet` settings of a job. A null or missing setting has its default. Raises: Refusal(invalid_spec)."""
 
     def __init__(self, text: str) -> None:
         try:
@@ -171,7 +174,7 @@ class _Job:
         tree = whole.get("ajet") if isinstance(whole, dict) else None
         if not isinstance(tree, dict):
             raise invalid_spec(
-                [], "yaml_as_string has no settings under `ajet`: send an AgentJet job's whole configuration"
+                [], "yaml_as_string has no settings under `ajet`: send the whole configuration of an AgentJet job"
             )
         self._tree: dict[str, Any] = tree
 
@@ -210,7 +213,7 @@ class _Job:
 
 
 def _shown(found: object) -> str:
-    """A value for an error message. For a list or a mapping only its type, because YAML aliases can blow up a small text."""
+    """Format a value for an error message. Show only the type of a list or mapping: YAML aliases can make a small text huge."""
     return (
         repr(found[:80])
         if isinstance(found, str)

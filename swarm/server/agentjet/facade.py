@@ -1,7 +1,7 @@
-"""AgentJet's routes, built on the service's own commands. Errors have the form that its clients read, `{"detail": text}`.
+"""AgentJet's routes, built on the service's commands. Errors have the form that AgentJet's clients read: `{"detail": text}`.
 
 A client names the task when it ends an episode or, if it throttles itself, when it claims one. Each claim gets its own id and key,
-which become invalid with the episode; a repeated end counts once.
+which expire with the episode; a repeated end counts once.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _log = logging.getLogger(__name__)
 CLIENT_VERSION = "ajet"
 LONGEST_IDLE_S = 86_400.0
 CLAIM_WAIT_S = 20.0
-"""AgentJet's clients give up after 30 s."""
+"""Seconds that a claim may wait. AgentJet's clients give up after 30 s."""
 THROTTLED_WAIT_S = 1.5
-"""Short, because a throttled claim holds a lock of its whole client."""
+"""Seconds that a throttled claim may wait: short, because such a claim locks its whole client."""
 START_TAKES_S = 0.7
-"""Delays the answer to a start: older clients then check the status at once, through a cache that says OFFLINE for another 0.5 s."""
+"""Seconds before we answer a start: older clients check the status right after it, through a cache that says OFFLINE for 0.5 s."""
 MOST_WAITING = 32
-"""Most claims of one client that may wait: all its requests share 100 connections, and its status requests need one."""
+"""Maximum number of waiting claims per client: all its requests share 100 connections, and its status requests need one."""
 NO_EPISODE = "No available episodes to claim."
 SYNCING = "Engine is syncing weights"
 POST_ROLLING = "Engine is in post-rolling phase"
-# These three, and WEIGHT_SYNCING in an error, are part of AgentJet's protocol: clients look for them in the text.
+# These three texts, and WEIGHT_SYNCING in an error, are part of AgentJet's protocol: clients look for them.
 _STATUS = {ErrorCode.STORAGE_FULL: 507, ErrorCode.FORBIDDEN: 403, ErrorCode.UNAUTHORIZED: 403, ErrorCode.NOT_FOUND: 404}
 
 Json = dict[str, Any]
@@ -97,7 +97,7 @@ class EndEpisode(EpisodeOfClient):
 
 
 class Wrong(Exception):
-    """A refused request. The text says what to do."""
+    """A refused request. The message says what to do."""
 
     def __init__(self, detail: str, status: int = 400) -> None:
         super().__init__(detail)
@@ -124,20 +124,20 @@ class AgentJet:
         self._closing = closing
         self._public_url = public_url
         self._spec: RunSpec | None = None
-        """The spec of the newest configuration that a client sent."""
+        """Spec of the newest configuration that a client sent; None before the first."""
         self._agreed = AgreedBatches(service, clock)
         self._waiting: Counter[str] = Counter()
-        """Number of waiting claims by client."""
+        """Number of waiting claims per client."""
 
     def before(self, server: ASGIApp, prefixes: Prefixes) -> ASGIApp:
-        """The server with this facade in front of it."""
+        """Return the server with this facade in front of it."""
         app = self._app()
         paths = {route.path for route in app.routes if isinstance(route, Route)}
-        # The server has /health too, and serves it without authorisation.
+        # The server has its own /health, which needs no authorisation.
         return Front(server, app, prefixes, paths - {"/health"})
 
     def _app(self) -> Starlette:
-        """The application behind a prefix, without `/v1`."""
+        """Build the application for the routes under a prefix, except `/v1`."""
         endpoints: list[tuple[str, str, Callable[[Request], Awaitable[Json]]]] = [
             ("GET", "/health", self.health),
             ("GET", "/get_engine_status", self.status),
@@ -195,28 +195,28 @@ class AgentJet:
         return {"buffer": pool.episode_buffer(self._service.state, self._now())}
 
     async def sync_config(self, request: Request) -> Json:
-        """Check a job's configuration and keep it for the start."""
+        """Check a job's configuration and keep it for the next start."""
         _require_admin(request)
         wanted = await _decoded(request, SyncTrainConfig)
-        self._require_offline("a configuration is taken")
+        self._require_offline("a configuration is accepted")
         self._spec = await asyncio.to_thread(run_spec, wanted.yaml_as_string, self._info)
         return {"success": True}
 
     async def sync_code(self, request: Request) -> Json:
-        raise Wrong("this server runs no code from its clients; a job sets what it may choose in its configuration")
+        raise Wrong("this server does not run its clients' code: put what the job may choose into its configuration")
 
     async def start(self, request: Request) -> Json:
         _require_admin(request)
         self._require_offline("a run is started")
         if self._spec is None:
-            raise Wrong("no configuration was sent yet: sync_train_config first")
+            raise Wrong("no configuration has been sent: call sync_train_config first")
         created = await self._service.create_run(RunRequest(spec=self._spec), request.state.by)
         self._agreed.began(created.run_id)
         await self._clock.sleep(START_TAKES_S)
         return {"success": True, "pid": os.getpid()}
 
     async def stop(self, request: Request) -> Json:
-        """Stop the run: it drains and writes a checkpoint; then the status is OFFLINE."""
+        """Stop the run: it drains and writes a checkpoint, and then the status becomes OFFLINE."""
         _require_admin(request)
         run = pool.current_run(self._service.state)
         if run is not None:
@@ -258,10 +258,10 @@ class AgentJet:
         }
 
     async def _claimed(self, request: Request, wanted: ClaimEpisode) -> tuple[str, str]:
-        """Claim an episode; return its id and api key."""
+        """Claim an episode; return its id and API key."""
         run = pool.current_run(self._service.state)
         if run is None:
-            raise Refusal(ErrorCode.OVER_LIMIT, "no run is going on: sync a configuration and start the engine")
+            raise Refusal(ErrorCode.OVER_LIMIT, "no run is active: sync a configuration and start the engine")
         client, policy = wanted.client_uuid, wanted.throttle_policy
         self._agreed.played(client)
         wait_s = CLAIM_WAIT_S if policy is None else THROTTLED_WAIT_S
@@ -282,7 +282,7 @@ class AgentJet:
         return granted.episode_id, granted.api_key
 
     def _fail_cause(self, refusal: Refusal) -> str:
-        """The reason for a refused claim, in the words that make AgentJet's client wait correctly."""
+        """Return the reason for a refused claim, in the words that make AgentJet's client wait correctly."""
         if refusal.code not in (ErrorCode.DRAINING, ErrorCode.NOT_ROLLING, ErrorCode.MIX_FULL):
             return refusal.detail
         status = self._status()
@@ -294,14 +294,14 @@ class AgentJet:
         wanted = await _decoded(request, EndEpisode)
         episode_id, output = wanted.episode_uuid, wanted.workflow_output
         if not wanted.task_id:
-            raise Wrong("task_id is empty: an episode counts with those of the same task")
+            raise Wrong("task_id is empty: name the task, because episodes are grouped by it")
         if output.metadata.get("task_id", wanted.task_id) != wanted.task_id:
-            raise Wrong("metadata names another task_id than the request")
+            raise Wrong("task_id in metadata differs from the request's task_id: send the same one in both")
         live = self._open(wanted)
         if live is None:
             return await self._late_end(wanted)
         if live.row.task_id not in ("", wanted.task_id):
-            raise Wrong(f"the episode was claimed for task {live.row.task_id!r}; end it for that, or abort it")
+            raise Wrong(f"the episode was claimed for task {live.row.task_id!r}: end it for that task, or abort it")
         try:
             await self._service.end(episode_id, _result(output, live.lease), task_id=wanted.task_id)
         except Refusal as refusal:
@@ -312,8 +312,8 @@ class AgentJet:
         return {"success": True}
 
     async def _late_end(self, wanted: EndEpisode) -> Json:
-        """Answer an end for an episode that is not open: success if its end was stored before, so that AgentJet's executor
-        does not rerun it."""
+        """Answer an end for an episode that is not open. If its end was stored earlier, answer with success, so that
+        AgentJet's executor does not rerun the episode."""
         entry = await self._entry(wanted)
         if entry.reward is None:
             why = entry.reason or entry.state
@@ -349,10 +349,10 @@ class AgentJet:
         return {"success": why is None, "failure_reason": why or ""}
 
     def _open(self, wanted: EpisodeOfClient) -> LiveEpisode | None:
-        """The open episode that this client claimed here; None if it is not open. Raises: Wrong for another client's episode."""
+        """Return the open episode that this client claimed; None if it is not open. Raises: Wrong for another client's episode."""
         live = self._service.state.live.get(wanted.episode_uuid)
         if live is not None and not (live.guest and live.row.client_id == wanted.client_uuid):
-            raise Wrong("the episode is another client's", 404)
+            raise Wrong("the episode belongs to another client", 404)
         return live
 
     async def _entry(self, wanted: EndEpisode) -> LedgerEntry:
@@ -363,7 +363,7 @@ class AgentJet:
                 raise Wrong("no such episode on this server") from refusal
             raise
         if entry.client_id != wanted.client_uuid:
-            raise Wrong("the episode is another client's", 404)
+            raise Wrong("the episode belongs to another client", 404)
         return entry
 
 
@@ -372,11 +372,11 @@ class AgentJet:
 
 def _require_admin(request: Request) -> None:
     if request.scope[ROLE] is Role.CLIENT:
-        raise Wrong("the client's address does not allow this; use the admin's", 403)
+        raise Wrong("only the admin's address allows this, not the client's", 403)
 
 
 async def _decoded(request: Request, model: type[Body]) -> Body:
-    """The body as `model`. Unknown fields are ignored, because releases of AgentJet's client differ. Raises: Wrong, Refusal."""
+    """Parse the body as `model`. Ignores unknown fields, because releases of AgentJet's client differ. Raises: Wrong, Refusal."""
     raw = await wire.read_body(request, wire.MAX_CONTROL_BYTES)
     try:
         return model.model_validate(await wire.read_json(raw or b"{}"))
@@ -385,7 +385,7 @@ async def _decoded(request: Request, model: type[Body]) -> Body:
 
 
 def _result(output: WorkflowOutput, lease: str) -> EpisodeResult:
-    """Raises: Wrong."""
+    """Build our episode result from AgentJet's output. Raises: Wrong."""
     reward, metrics = _reward(output.reward), _metrics(output.log_metrics)
     try:
         return EpisodeResult(
@@ -397,13 +397,13 @@ def _result(output: WorkflowOutput, lease: str) -> EpisodeResult:
 
 def _reward(given: object) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float):
-        raise Wrong(f"reward must be one number, got {json.dumps(given)[:80]}; abort an episode that has none")
+        raise Wrong(f"reward must be one number, got {json.dumps(given)[:80]}; abort an episode that has no reward")
     return float(given)
 
 
 def _metrics(given: Json) -> dict[str, float]:
-    """Metrics from a JSON object: numbers as they are, lists as their means, nested objects as `name/inner`. Other values are
-    ignored."""
+    """Read metrics from a JSON object: numbers as they are, lists as their means, nested objects as `name/inner`. Ignore other
+    values."""
     found: dict[str, float] = {}
     for name, value in given.items():
         if isinstance(value, dict):
@@ -439,4 +439,4 @@ async def _unroutable(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     _log.error("AgentJet's %s failed", request.url.path, exc_info=error)
-    return wire.answer_json({"detail": "a fault of the server's own; its log has it whole"}, status=500)
+    return wire.answer_json({"detail": "internal error; the server's log has the details"}, status=500)

@@ -1,4 +1,4 @@
-"""A server's state in AgentJet's format: its engine's status, the batch that is being collected, the open episodes.
+"""A server's state in AgentJet's format: the engine's status, the batch being collected, and the open episodes.
 
 Pure functions over the service's state.
 """
@@ -26,15 +26,15 @@ Json = dict[str, Any]
 
 
 def current_run(state: ServerState) -> Run | None:
-    """The run that is being trained; None if there is none."""
+    """Return the run that is being trained; None if there is none."""
     run = state.run
     going_on = run is not None and run.row.status == "running" and not run.row.released
     return run if going_on and state.situation.engine_failed is None else None
 
 
 def engine_status(state: ServerState) -> str:
-    """AgentJet's engine status. Its clients claim only during ROLLING, take OFFLINE as the end of the run, and wait at any
-    other status."""
+    """Return AgentJet's engine status. Its clients claim only during ROLLING, take OFFLINE as the end of the run, and wait
+    during any other status."""
     run, situation = current_run(state), state.situation
     if run is None:
         return OFFLINE
@@ -50,9 +50,9 @@ def engine_status(state: ServerState) -> str:
 
 
 def why_offline(state: ServerState) -> str | None:
-    """Why the newest run ended; None while it continues, or before the first."""
+    """Return why the newest run ended; None while it continues, or if there was no run."""
     if state.situation.engine_failed is not None:
-        return f"the engine failed for good: {state.situation.engine_failed.reason}"
+        return f"the engine failed permanently: {state.situation.engine_failed.reason}"
     run = state.run
     return None if run is None or run.row.status == "running" else f"run {run.run_id}: {run.row.reason}"
 
@@ -67,7 +67,7 @@ def status_report(state: ServerState, engine_status: str) -> Json:
 
 
 def pool_information(state: ServerState, now: Moment) -> Json:
-    """Ended episodes that no step has taken yet, by task, and running episodes. The caller adds the status and the active clients."""
+    """Report the running episodes and, by task, the ended ones that no step has used yet. The caller adds status and active clients."""
     run = current_run(state)
     ended = [row for group in state.groups for row in group.in_slot_order()]
     by_task: dict[str, list[EpisodeRow]] = {}
@@ -95,7 +95,7 @@ def pool_information(state: ServerState, now: Moment) -> Json:
 
 
 def episode_buffer(state: ServerState, now: Moment) -> list[Json]:
-    """The open episodes, without the secrets that would let others call their model."""
+    """Return the open episodes, without the secrets that would let others call their model."""
     return [
         {
             "episode_uuid": live.row.episode_id,
@@ -116,12 +116,12 @@ def episode_buffer(state: ServerState, now: Moment) -> list[Json]:
 
 
 def _method(run: Run) -> str:
-    """AgentJet's name for the run's collection method, even if the run was not started through AgentJet."""
+    """Return AgentJet's name for the run's collection method, even if the run was not started through AgentJet."""
     return run.spec.labels.get(METHOD_LABEL, _METHODS[run.spec.batch.rule])
 
 
 def _targets(run: Run | None) -> tuple[int, int, int]:
-    """Repeats per task, and the tasks and episodes of a batch; zeros without a run."""
+    """Return the repeats per task, and the tasks and episodes of a batch; zeros without a run."""
     if run is None:
         return 0, 0, 0
     batch = run.spec.batch
@@ -130,7 +130,7 @@ def _targets(run: Run | None) -> tuple[int, int, int]:
 
 
 def _running(state: ServerState, open_ones: Iterable[LiveEpisode], now: Moment) -> dict[str, dict[str, str]]:
-    """The running episodes' fields by episode id, as strings: AgentJet's client rejects other values."""
+    """Return the running episodes' fields by episode id, as strings: AgentJet's client rejects other values."""
     return {
         live.row.episode_id: {
             "episode_status": "claimed",
@@ -145,6 +145,6 @@ def _running(state: ServerState, open_ones: Iterable[LiveEpisode], now: Moment) 
 
 
 def quiet_s(state: ServerState, live: LiveEpisode, monotonic: float) -> float:
-    """Seconds since the last request of the episode's client or agent."""
+    """Return the seconds since the last request of the episode's client or agent; 0 during a call."""
     last = live.idle_at - live.idle_limit_s
     return 0.0 if live.open_since else max(0.0, state.situation.lease_clock.time(monotonic) - last)

@@ -1,6 +1,6 @@
 """Secret URL prefixes: AgentJet's clients send no credentials, so their server address contains one.
 
-Such a client gets `http://host:8642/ajet/SECRET` as the server's address. We strip the secret before anything else sees the
+Such a client gets `http://host:8642/ajet/SECRET` as the server's address. We strip the secret before any other code sees the
 request, so it appears in no log, error or answer.
 """
 
@@ -23,19 +23,19 @@ from swarm.server.routes.wire import answer_json
 
 MOUNT = "/ajet/"
 ROLE = "swarm.agentjet_role"
-"""Key in the ASGI scope for the role that the request's prefix grants. Its value is None if the request had no prefix."""
+"""Key in the ASGI scope for the role that the request's prefix grants; None at the root of a server without tokens."""
 _LEAST_SECRET_CHARS = 16
 _SECRET = re.compile(r"[A-Za-z0-9_~.-]+")
 _INFERENCE = "/v1/"
 
 
 class PrefixFault(SwarmError):
-    """The file of secret prefixes cannot be used. The text says what to fix and contains no secret."""
+    """The file of secret prefixes cannot be used. The message says what to fix and contains no secret."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Prefixes:
-    """The two secrets. The admin's can also start and stop runs. `AT_ROOT` stands for no secrets."""
+    """The admin's and the client's secret. The admin can also start and stop runs. `AT_ROOT` means that there are no secrets."""
 
     admin: str
     client: str
@@ -51,23 +51,23 @@ class Prefixes:
                 f"cannot read the prefixes in {path}: {getattr(error, 'strerror', 'not UTF-8')}"
             ) from error
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise PrefixFault(f"others than its owner can read or change {path}: chmod 600 it, and change the secrets")
+            raise PrefixFault(f"users other than the owner can access {path}: chmod 600 it, and change the secrets")
         try:
             given = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:  # the error's text may quote the line
-            raise PrefixFault(f'{path} is not TOML; it takes two lines: admin = "…" and client = "…"') from error
+            raise PrefixFault(f'{path} is not TOML: write two lines, admin = "…" and client = "…"') from error
         for name in given:
             if name not in cls.__slots__:
                 hint = nearest(name, cls.__slots__)
-                meant = f"; did you mean {hint}?" if hint else "; it takes admin and client"
+                meant = f"; did you mean {hint}?" if hint else "; the keys are admin and client"
                 raise PrefixFault(f"{path}: unknown key {name[:40]!r}{meant}")
         secrets = [_secret(path, name, given.get(name)) for name in cls.__slots__]
         if hmac.compare_digest(*secrets):
-            raise PrefixFault(f"{path}: admin and client must differ: clients could stop the run")
+            raise PrefixFault(f"{path}: admin and client must differ, or clients could stop the run")
         return cls(*secrets)
 
     def role_of(self, secret: str) -> Role | None:
-        """The role of this secret, compared in constant time; None if it is unknown."""
+        """Return the role of this secret, compared in constant time; None if the secret is unknown."""
         given = secret.encode()
         admin = hmac.compare_digest(given, self.admin.encode())
         client = hmac.compare_digest(given, self.client.encode())
@@ -75,12 +75,12 @@ class Prefixes:
 
 
 AT_ROOT = Prefixes(admin="", client="")
-"""Serves the facade at the root without a secret: for a server on loopback without tokens."""
+"""Serves the facade at the root, without a secret, for a loopback server without tokens."""
 
 
 def _secret(path: Path, name: str, given: object) -> str:
     if not isinstance(given, str) or len(given) < _LEAST_SECRET_CHARS or not _SECRET.fullmatch(given):
-        wanted = f"a text of at least {_LEAST_SECRET_CHARS} letters, digits, and `-_.~`"
+        wanted = f"at least {_LEAST_SECRET_CHARS} letters, digits, or characters of `-_.~`"
         raise PrefixFault(f"{path}: {name} must be {wanted}; `openssl rand -hex 20` makes one")
     return given
 
@@ -88,7 +88,7 @@ def _secret(path: Path, name: str, given: object) -> str:
 class Front:
     """ASGI application that sends requests under a secret prefix to the facade, except `/v1`, and all others to the server.
 
-    paths: the facade's paths.
+    With `AT_ROOT` there is no prefix: the facade gets the requests to `paths`.
     """
 
     def __init__(self, server: ASGIApp, facade: ASGIApp, prefixes: Prefixes, paths: Collection[str]) -> None:
@@ -105,7 +105,7 @@ class Front:
         await app(inner, receive, send)
 
     def _place(self, scope: Scope) -> tuple[ASGIApp, Scope]:
-        """The application that answers a request, and the scope without the secret."""
+        """Return the application that answers a request, and the scope without the secret."""
         path = str(scope["path"])
         if self._prefixes is AT_ROOT:
             plain = _plain(path)
@@ -120,7 +120,7 @@ class Front:
 
 
 def _plain(path: str) -> str:
-    """The path with one leading slash: a server address that ends with a slash gives paths that begin with two."""
+    """Return the path with one leading slash: a server address that ends with a slash gives paths that begin with two."""
     return "/" + path.lstrip("/")
 
 

@@ -1,1 +1,1 @@
-"""Sits between an agent's requests and the engine: token reuse, recording, retries. Knows dialects, but no HTTP framework."""
+"""Connects an agent's requests to the engine: token reuse, recording, retries. Knows API dialects, but no HTTP framework."""

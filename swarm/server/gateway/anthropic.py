@@ -30,8 +30,8 @@ _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORT_WITHOUT_THINKING = "none"
 _REFERENCE = "tool_reference"
 _BILLING = "x-anthropic-billing-header"
-"""A command-line agent puts a hash of each request before its system prompt, as a block or a line. We drop it, or every
-prompt would differ."""
+"""Prefix of a block or line that a command-line agent puts before its system prompt: a hash of the request. We drop it,
+because it would make every prompt different."""
 
 
 class AnthropicMessages(ItemDialect):
@@ -47,7 +47,9 @@ class AnthropicMessages(ItemDialect):
             if not isinstance(message, dict) or message.get("role") not in _ROLES:
                 raise bad_request(f"each message must be an object with a role of {', '.join(_ROLES)}", "messages")
             _check_content(message.get("content"), "messages")
-            if message["content"] == [] and message["role"] != "assistant":  # an empty answer is sent back in this form
+            if (
+                message["content"] == [] and message["role"] != "assistant"
+            ):  # clients send an empty answer back in this form
                 raise bad_request(f"{message['role']} messages must have non-empty content", "messages")
         if body.get("system") is not None:
             _check_content(body["system"], "system")
@@ -56,7 +58,7 @@ class AnthropicMessages(ItemDialect):
         check_objects(body.get("output_config") or {}, "format")
         check_object_lists(body, "tools")
         if isinstance(body.get("stop_sequences"), str):
-            raise bad_request("stop_sequences must be a list of texts", "stop_sequences")
+            raise bad_request("stop_sequences must be a list of strings", "stop_sequences")
         check_stops(body, "stop_sequences")
         check_sampling({name: body.get(name) for name in _PASSED})
 
@@ -85,13 +87,13 @@ def _check_content(content: Any, parameter: str) -> None:
     if isinstance(content, str):
         return
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise bad_request("content must be a text or a list of content blocks", parameter)
+        raise bad_request("content must be a string or a list of content blocks", parameter)
 
 
 def _tools(body: JsonObject) -> JsonObject:
-    """The request's tools and tool choice. A deferred tool is shown once a tool result has referred to it.
+    """Return the request's tools and tool choice. A deferred tool is shown to the model once a tool result has referred to it.
 
-    Raises: RequestRefused for a tool that the client would not run itself.
+    Raises: RequestRefused for a tool that the client does not run itself.
     """
     functions: list[JsonObject] = []
     found = _referred(body["messages"])
@@ -99,7 +101,7 @@ def _tools(body: JsonObject) -> JsonObject:
         if tool.get("defer_loading") and tool.get("name") not in found:
             continue
         if not isinstance(tool.get("input_schema"), dict) or not isinstance(tool.get("name"), str):
-            text = f"the tool {tool.get('name')!r} has no name or no input_schema; tools that the provider runs are not served here"
+            text = f"the tool {tool.get('name')!r} has no name or no input_schema; tools that the provider runs are not supported"
             raise bad_request(text, "tools")
         function: JsonObject = {name: tool.get(name) for name in ("name", "description", "strict")}
         function["parameters"] = {"type": "object"} | tool["input_schema"]
@@ -112,28 +114,28 @@ def _tools(body: JsonObject) -> JsonObject:
     if choice.get("type") == "tool":
         names = [function["function"]["name"] for function in functions]
         if choice.get("name") not in names:
-            raise bad_request(f"tool_choice names {choice.get('name')!r}, which is not among {names}", "tool_choice")
+            raise bad_request(f"tool_choice names {choice.get('name')!r}, which is not one of {names}", "tool_choice")
         return asked | {"tool_choice": {"type": "function", "function": {"name": choice["name"]}}}
     if choice.get("type") not in list(_TOOL_CHOICES):
         raise bad_request(
             f"tool_choice.type must be auto, any, tool or none, got {choice.get('type')!r}", "tool_choice"
         )
     if choice["type"] == "any" and not functions:
-        raise bad_request("tool_choice asks for a tool, but tools has none", "tool_choice")
+        raise bad_request("tool_choice requires a tool call, but tools is empty", "tool_choice")
     return asked | ({"tool_choice": _TOOL_CHOICES[choice["type"]]} if functions else {})
 
 
 def _referred(messages: Sequence[JsonObject]) -> set[str]:
-    """Names of the tools that results refer to, which a search for deferred tools has found."""
+    """Return the names of tools that tool results refer to: a search for deferred tools has found them."""
     blocks = [block for message in messages if isinstance(message["content"], list) for block in message["content"]]
     parts = [part for block in blocks if isinstance(block.get("content"), list) for part in block["content"]]
     return {str(part.get("tool_name")) for part in parts if isinstance(part, dict) and part.get("type") == _REFERENCE}
 
 
 def _thinking(body: JsonObject) -> JsonObject:
-    """The thinking settings. Thoughts are shown whatever `display` says, because they are sampled tokens too.
+    """Return the thinking settings. Thoughts are shown whatever `display` says, because they are sampled tokens too.
 
-    `budget_tokens` is ignored: no engine here counts thoughts separately, and `max_tokens` limits them with the rest.
+    `budget_tokens` is ignored: our engines do not count thoughts separately, and `max_tokens` limits thoughts and answer together.
     """
     asked: JsonObject = {}
     if effort := (body.get("output_config") or {}).get("effort"):
@@ -167,7 +169,7 @@ def _system_text(system: Any) -> str:
 
 
 def chat_messages(messages: Sequence[JsonObject]) -> list[Message]:
-    """Messages of blocks as chat messages: each tool result becomes a message of its own. Raises: RequestRefused."""
+    """Convert messages of blocks to chat messages: each tool result becomes a separate message. Raises: RequestRefused."""
     found: list[Message] = []
     for message in messages:
         role, content = message["role"], message["content"]
@@ -196,7 +198,7 @@ def _assistant(blocks: Sequence[JsonObject]) -> Message:
             function = {"name": str(block.get("name") or ""), "arguments": _arguments(block.get("input", {}))}
             calls.append({"id": str(block.get("id") or ""), "type": "function", "function": function})
         elif kind != "redacted_thinking":
-            raise bad_request(f"content blocks of type {kind!r} are not served in assistant messages", "messages")
+            raise bad_request(f"content blocks of type {kind!r} are not supported in assistant messages", "messages")
     text = "".join(str(part.get("text") or "") for part in parts)
     message: Message = {"role": "assistant", "content": text or None if calls else text}
     if thoughts:
@@ -205,12 +207,12 @@ def _assistant(blocks: Sequence[JsonObject]) -> Message:
 
 
 def _arguments(given: Any) -> str:
-    """The input of a call as the model wrote it: plain text if it was not JSON."""
+    """Return the input of a call as the model wrote it: plain text if it was not JSON."""
     return given if isinstance(given, str) else json.dumps(given)
 
 
 def _user(blocks: Sequence[JsonObject]) -> list[Message]:
-    """The user's blocks as messages: tool results first, in their order, then the user's own content."""
+    """Convert the user's blocks to messages: first the tool results, in order, then the user's own content."""
     results: list[Message] = []
     parts: list[JsonObject] = []
     for block in blocks:
@@ -225,7 +227,7 @@ def _result(block: JsonObject) -> list[Message]:
     content = block.get("content")
     given = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
     if not isinstance(given, list) or not all(isinstance(part, dict) for part in given):
-        raise bad_request("a tool_result's content must be a text or a list of content blocks", "messages")
+        raise bad_request("a tool_result's content must be a string or a list of content blocks", "messages")
     parts = [_part(part) for part in given]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     images = [part for part in parts if part["type"] != "text"]
@@ -246,11 +248,11 @@ def _part(block: JsonObject) -> JsonObject:
         if source.get("type") != "url":
             url = f"data:{source.get('media_type', 'image/jpeg')};base64,{source.get('data', '')}"
         return {"type": "image_url", "image_url": {"url": url}}
-    raise bad_request(f"content blocks of type {kind!r} are not served in user messages", "messages")
+    raise bad_request(f"content blocks of type {kind!r} are not supported in user messages", "messages")
 
 
 def _joined(parts: list[JsonObject]) -> Any:
-    """A single text part as a string, else the list of parts."""
+    """Return a single text part as a string, anything else as the list of parts."""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
@@ -258,7 +260,7 @@ def _joined(parts: list[JsonObject]) -> Any:
 
 
 class AnthropicStream(ItemStream):
-    """The events of a message, and the whole message that they add up to."""
+    """Builds the events of a message, and the whole message that they add up to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +268,7 @@ class AnthropicStream(ItemStream):
         self._finish: str | None = None
         self._stop: int | str | None = None
         self._last_arguments: str | None = None
-        """The arguments of the last call."""
+        """Arguments of the last tool call; None before the first."""
 
     def frames(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
         frames: list[bytes] = []
@@ -309,7 +311,7 @@ class AnthropicStream(ItemStream):
         if item.kind == "call":
             self._last_arguments = item.said
             return item.shown | {"input": _input(item.said)}, frames
-        # Clients send a thought back with its signature; our signature names the answer that it belongs to.
+        # Clients send a thought back with its signature; ours names the answer that the thought belongs to.
         signature = str(self._head["id"] or "").removeprefix("chatcmpl-")
         frames.insert(0, self._block_delta("signature_delta", signature=signature))
         return item.shown | {"thinking": item.said, "signature": signature}, frames
@@ -332,7 +334,7 @@ class AnthropicStream(ItemStream):
         return self._head | {"content": content, "stop_reason": reason, "stop_sequence": stop, "usage": usage}
 
     def _stop_reason(self) -> tuple[str | None, str | None]:
-        """Why it ended, and at which stop sequence. A call that a stop sequence cut short must not run."""
+        """Return why the answer ended, and at which stop sequence. A call that a stop sequence cut short must not run."""
         if self._finish == "length":
             return "max_tokens", None
         if self._finish not in ("stop", "tool_calls"):
@@ -355,7 +357,7 @@ def _usage(prompt_tokens: int, sampled_tokens: int) -> JsonObject:
 
 
 def _input(arguments: str) -> Any:
-    """Arguments as an object. Anything that is not JSON, or is a JSON string, is shown as written."""
+    """Parse a call's arguments. Text that is not JSON, or is a JSON string, is returned as written."""
     try:
         value = read_json(arguments or "{}")
     except ValueError:

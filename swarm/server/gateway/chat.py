@@ -1,4 +1,4 @@
-"""The chat completions dialect (OpenAI): the engine's own words."""
+"""The chat completions dialect (OpenAI), which the engine itself speaks."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ChatCompletions(Dialect):
         check_tools(body)
         for name in _NOT_SERVED:
             if body.get(name) not in (None, name == "add_generation_prompt"):
-                text = f"{name} is not served here: prompts are recorded as the model's own template makes them"
+                text = f"{name} is not supported: prompts must be exactly what the model's own template renders"
                 raise bad_request(text, name)
 
     def check_end(self, body: JsonObject) -> None:
-        """Nothing to refuse: a final assistant message is history, and `check` refuses `continue_final_message`."""
+        """Accept every request: a final assistant message is history, and `check` refuses `continue_final_message`."""
 
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         return [body]
@@ -47,7 +47,7 @@ class ChatCompletions(Dialect):
 
 
 class ChatStream:
-    """Sends chunks as they come, then `[DONE]`."""
+    """Sends chunks as they arrive, then `[DONE]`."""
 
     def frames(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
         return [data_frame(chunk)]
@@ -60,7 +60,7 @@ class ChatStream:
 
 
 def check_tools(body: JsonObject) -> None:
-    """Raises: RequestRefused for tools without names, or an unknown kind of choice."""
+    """Refuse tools without names, and unknown kinds of tool choice. Raises: RequestRefused."""
     check_object_lists(body, "tools")
     if not all(map(_names_function, body.get("tools") or ())):
         raise bad_request("each tool must have a function with a name", "tools")
@@ -76,9 +76,9 @@ def _check_message(message: Message) -> None:
         raise bad_request("each message must have a role", "messages")
     parts = content if isinstance(content, list) else []
     if not (content is None or isinstance(content, str | list)) or not all(isinstance(p, dict | str) for p in parts):
-        raise bad_request("content must be a text or a list of parts", "messages")
+        raise bad_request("content must be a string or a list of parts", "messages")
     if calls is not None and not (isinstance(calls, list) and all(map(_names_function, calls))):
-        raise bad_request("tool_calls must be a list of objects, each with a function and its name", "messages")
+        raise bad_request("tool_calls must be a list of objects, each with a function that has a name", "messages")
 
 
 def _names_function(tool: Any) -> bool:

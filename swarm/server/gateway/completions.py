@@ -1,4 +1,4 @@
-"""The older completions dialect (OpenAI): text or ids in, text out, several prompts in one request."""
+"""The older completions dialect (OpenAI): text or token ids in, text out; one request can hold several prompts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from swarm.server.gateway.forms import JsonObject, TextForm
 _NOT_PASSED = ("echo", "stream_options")
 """Fields that the gateway handles itself and does not pass to the engine."""
 _MOST_ID = 2**31 - 1
-"""The largest token id that a record can hold; no vocabulary comes near it."""
+"""The largest token id that a record can hold; no vocabulary comes close."""
 
 
 class Completions(Dialect):
-    """`/v1/completions`. A request of several prompts is several requests to the engine, answered as one."""
+    """`/v1/completions`. A request with several prompts becomes several requests to the engine, answered as one."""
 
     name = "completions"
     form = TextForm()
@@ -29,17 +29,18 @@ class Completions(Dialect):
         check_numbers(body, "logprobs")
         check_tools(body)
         if body.get("prompt_embeds") is not None or body.get("prompt_logprobs") is not None:
-            raise bad_request("prompts are recorded as ids: send text or ids, and ask for no prompt_logprobs", "prompt")
+            raise bad_request("prompt_embeds and prompt_logprobs are not supported: send text or token ids", "prompt")
         if body.get("echo"):
             if not all(isinstance(prompt, str) for prompt in prompts):
-                raise bad_request("echo is served for prompts of text; you have the ids already", "echo")
+                raise bad_request("echo works only with text prompts: leave it out when you send token ids", "echo")
             if body.get("logprobs") is not None or body.get("max_tokens") == 0:
                 raise bad_request(
-                    "prompts are not scored here: with echo, leave out logprobs and sample at least one token", "echo"
+                    "this server does not score prompts: with echo, leave out logprobs and sample at least one token",
+                    "echo",
                 )
 
     def check_end(self, body: JsonObject) -> None:
-        """Nothing to refuse: any text may be continued."""
+        """Accept every request: any text may be continued."""
 
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         plain = {name: value for name, value in body.items() if name not in _NOT_PASSED}
@@ -58,7 +59,7 @@ class Completions(Dialect):
 
 
 class TextStream(ChatStream):
-    """Sends chunks as they come, under one id; then the total usage of all prompts, if the request asks for it, and `[DONE]`."""
+    """Sends chunks as they arrive, under one id; then the total usage of all prompts, if the request asks for it, and `[DONE]`."""
 
     def __init__(self, body: JsonObject) -> None:
         self._body = body
@@ -86,7 +87,7 @@ class TextStream(ChatStream):
 
 
 def prompts_of(body: JsonObject) -> list[str | list[int]]:
-    """The prompts of a request: a text, ids, or a list of either. Raises: RequestRefused for anything else."""
+    """Return the prompts of a request, given as a string, token ids, or a list of either. Raises: RequestRefused for anything else."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return [prompt]
@@ -95,7 +96,7 @@ def prompts_of(body: JsonObject) -> list[str | list[int]]:
             return [prompt]
         if all(isinstance(each, str) or (isinstance(each, list) and each and _are_ids(each)) for each in prompt):
             return list(prompt)
-    raise bad_request("prompt must be a text, a list of token ids, or a list of texts or of lists of ids", "prompt")
+    raise bad_request("prompt must be a string, a list of token ids, or a list of strings or of id lists", "prompt")
 
 
 def _are_ids(prompt: list[Any]) -> bool:
@@ -103,5 +104,5 @@ def _are_ids(prompt: list[Any]) -> bool:
 
 
 def _prompt_of(body: JsonObject, index: int) -> str:
-    """The prompt of a choice, by the choice's index in the whole answer."""
+    """Return the prompt of a choice, by the choice's index in the whole answer."""
     return str(prompts_of(body)[index // Completions.form.choices(body)])

@@ -1,6 +1,6 @@
-"""Errors as agents' SDKs know them: OpenAI's form everywhere, Anthropic's envelope on the messages surface.
+"""Errors in the forms that agents' SDKs expect: OpenAI's everywhere, inside Anthropic's envelope on the Messages API.
 
-Knows statuses and bodies, and no HTTP framework.
+Knows statuses and bodies, but no HTTP framework.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from swarm.protocol.errors import HTTP_STATUS, BodyTooLarge, ErrorCode, Refusal,
 from swarm.server.keys import KeyRefused
 
 _STATUS = HTTP_STATUS | {ErrorCode.LEASE_LOST: 403, ErrorCode.INVALID_SPEC: 400, ErrorCode.OVER_LIMIT: 403}
-"""Statuses that differ from the control surface's. SDKs would retry a 409, but a lost episode stays lost."""
+"""HTTP status by error code, with some that differ from the control API's: SDKs would retry a 409, but a lost episode stays lost."""
 _NO_RETRY = {"x-should-retry": "false"}
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -32,7 +32,7 @@ _ANTHROPIC_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """What the client gets: `body` in OpenAI's form, with OpenAI's code if it has one, else ours."""
+    """An error as the client gets it. `body` has OpenAI's form, with OpenAI's error code if there is one, else with ours."""
 
     status: int
     body: dict[str, Any]
@@ -42,15 +42,15 @@ class ErrorAnswer:
 def refused(
     status: int, message: str, kind: str, parameter: str | None = None, *, code: str | None = None
 ) -> RequestRefused:
-    """The refusal of a request before any engine sees it. kind: vLLM's name for it; code: OpenAI's, if it has one."""
+    """Return the refusal of a request that no engine has seen. `kind` is vLLM's name for the error; `code` is OpenAI's, if any."""
     return RequestRefused(status, {"error": {"message": message, "type": kind, "param": parameter, "code": code}})
 
 
 def unknown_model(wanted: str, hosted: str) -> RequestRefused:
-    """The refusal of a request for a model that is not hosted here."""
+    """Return the refusal of a request for a model that this server does not host."""
     text = (
         f"The model `{wanted}` does not exist; this server hosts `{hosted}`. Ask for `{hosted}` or `{POLICY_MODEL}`, "
-        "with `@agent` behind it to name an agent."
+        "and append `@agent` to name an agent."
     )
     return refused(404, text, "NotFoundError", "model", code="model_not_found")
 
@@ -60,7 +60,7 @@ def bad_request(message: str, parameter: str) -> RequestRefused:
 
 
 def answer_of(error: SwarmError) -> ErrorAnswer:
-    """An error of this product as an agent gets it."""
+    """Convert one of our errors to the answer that an agent gets."""
     if isinstance(error, RequestRefused):
         return ErrorAnswer(error.status, _with_our_code(error.status, error.body))
     if isinstance(error, KeyRefused):
@@ -76,12 +76,12 @@ def answer_of(error: SwarmError) -> ErrorAnswer:
 
 
 def fault() -> Refusal:
-    """The only text that a client gets about an internal error."""
+    """Return the only thing that a client learns about an internal error."""
     return Refusal(ErrorCode.SERVER_FAULT, "the server failed on this request; its log says why")
 
 
 def anthropic_body(status: int, body: dict[str, Any]) -> dict[str, Any]:
-    """An error body in OpenAI's form, in Anthropic's envelope. Our own code stays beside the message."""
+    """Put an error body in OpenAI's form into Anthropic's envelope. The error code stays next to the message."""
     error = body.get("error") or {}
     shown = {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": str(error.get("message", ""))}
     if isinstance(error.get("code"), str):
@@ -90,7 +90,7 @@ def anthropic_body(status: int, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_our_code(status: int, body: dict[str, Any]) -> dict[str, Any]:
-    """The body with our code, unless it has OpenAI's own. vLLM puts the HTTP status there."""
+    """Set our error code in the body, unless it has one of OpenAI's. vLLM puts the HTTP status there."""
     error = body.get("error")
     if not isinstance(error, dict) or isinstance(error.get("code"), str):
         return body

@@ -1,7 +1,7 @@
-"""Which calls failed on the server's side, and how long to wait for an engine that crashed.
+"""Which calls failed because of the server, and how long to wait for an engine that crashed.
 
-How a call ended shows whether it failed. If its client gave up, the engine's health shows it later. The state machine
-decides what a failure means for an episode.
+Usually the way a call ended shows whether it failed. If its client gave up, only the engine's later health shows that. The
+state machine decides what a failure means for an episode.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from swarm.server.state.calls import CallAttempt, FailedCall
 Answer = TypeVar("Answer")
 
 ENGINE_WAIT_S = 180.0
-"""How long a request waits for a crashed engine to come back before it fails."""
+"""Seconds that a request waits for a crashed engine to come back before the request fails."""
 FAILING_S = 15.0
-"""How long a request is tried again that fails while its engine runs: a crash shows in the engine's health much sooner."""
+"""Seconds for which we retry a request that fails while its engine runs: a crash shows in the engine's health much sooner."""
 _AGAIN_AFTER_S = 0.25
 CRASH_UNNOTICED_S = 5.0
-"""A client that gave up less than this before a crash was noticed, with no token in between, met the crash."""
+"""We blame a crash if a client gave up at most this many seconds before we noticed it, with no token sampled in between."""
 _LOG = logging.getLogger(__name__)
 _MARK_AGAIN_S = 2.0
 _LEFT_AT_MOST = 10_000
@@ -40,7 +40,7 @@ _Reason = Literal["engine_down", "engine_hung", "refused", "cut_off"]
 
 @dataclass(slots=True)
 class Progress:
-    """A request's progress. outage: the engine crashed during it, and the client has seen nothing since."""
+    """A request's progress. `outage` is the engine's last crash during it; `shown` says whether the client got any output."""
 
     outage: EngineDown | None = None
     shown: bool = False
@@ -48,7 +48,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCall:
-    """A recorded call that may still turn out to have failed on our side. at: Unix time of its end."""
+    """A recorded call that may still turn out to have failed because of us. `at` is the Unix time of its end."""
 
     at: float
     episode_id: str
@@ -68,18 +68,18 @@ class KeptCall:
 
 @dataclass(slots=True)
 class Patience:
-    """How long one request is tried again. Times are monotonic. failing_since: it has failed since then while its engine ran."""
+    """How long to retry one request. Times are monotonic. Since `failing_since` the request has failed although its engine ran."""
 
     give_up_at: float
     failing_since: float | None = None
 
 
 class KeepsFailing(RequestFailed):
-    """The engine ran all along, and failed on a request each time for `FAILING_S`."""
+    """The engine was running, yet it failed every try of a request for `FAILING_S` seconds."""
 
 
 class EngineWait:
-    """Waits for a crashed engine to come back, as long as that may help."""
+    """Waits for a crashed engine to come back, while that can still help."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -94,11 +94,11 @@ class EngineWait:
             self._ready.clear()
 
     def patience(self) -> Patience:
-        """The patience with a request that begins now."""
+        """Return the patience for a request that begins now."""
         return Patience(self._clock.monotonic() + ENGINE_WAIT_S)
 
     async def ask(self, progress: Progress, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Ask the engine. If it crashes meanwhile, wait for it and ask again. Only while the client has seen nothing."""
+        """Ask the engine; if it crashes, wait for it and ask again. Call this only while the client has seen none of the answer."""
         patience = self.patience()
         while True:
             try:
@@ -109,7 +109,7 @@ class EngineWait:
                     raise
 
     async def is_back(self, patience: Patience, error: EngineDown) -> bool:
-        """Wait until another try may succeed; False if none will. Raises: KeepsFailing."""
+        """Wait until a retry may succeed. Return False if none can. Raises: KeepsFailing."""
         now = self._clock.monotonic()
         left_s = patience.give_up_at - now
         if self._failed or left_s <= 0:
@@ -128,24 +128,24 @@ class EngineWait:
 
 
 class Failures:
-    """Finds the failed calls of one gateway. Use from one event loop."""
+    """Finds the failed calls of one gateway. Use it from one event loop only."""
 
     def __init__(self, service: Service, clock: Clock) -> None:
         self._service = service
         self._clock = clock
         self._hung = False
         self._crashes: dict[str, int] = {}
-        """Number of crashes of each sampling process, by device."""
+        """Number of crashes of each sampling process, keyed by device."""
         self._left: deque[KeptCall] = deque(maxlen=_LEFT_AT_MOST)
-        """The newest calls whose clients gave up."""
+        """The most recent calls whose clients gave up."""
         self._lived_at = 0.0
-        """Unix time at which the engine, or any replica of it, last sampled something."""
+        """Unix time at which the engine, or any replica of it, last sampled a token."""
         self._marking: set[asyncio.Task[None]] = set()
 
     def why(self, progress: Progress, error: BaseException, *, sampling: bool = False) -> CallFailure | None:
-        """The server-side failure behind an error that ended a call. None: the client went away, or sent a bad request.
+        """Return the server-side failure behind an error that ended a call; None if the client went away or sent a bad request.
 
-        sampling: the engine was asked to sample.
+        `sampling` says whether the engine was already asked to sample.
         """
         if is_refusal(error):
             return None
@@ -159,12 +159,12 @@ class Failures:
         return _failure("cut_off" if progress.shown or sampling else "refused", words)
 
     def engine_lives(self) -> None:
-        """Note that the engine sampled a token: clients that gave up earlier met no crash. Another replica may still hang."""
+        """Record that the engine sampled a token: clients that gave up earlier met no crash. Another replica may still hang."""
         self._lived_at = self._clock.now()
         self._service.engine_lived(self._lived_at)
 
     def left(self, call: KeptCall) -> None:
-        """Remember a call whose client gave up while nothing seemed wrong."""
+        """Remember a call whose client gave up while the engine seemed healthy."""
         self._service.suspect(call.attempt, call.at, call.call_ids)
         self._left.append(call)
 
@@ -184,14 +184,14 @@ class Failures:
                 self._mark_left(max(lived_at, since), _failure("engine_down", each.reason or ""))
 
     def _mark_left(self, since: float, failure: CallFailure) -> None:
-        """Mark calls whose clients gave up after this Unix time. Their replica is unknown, so any of them may have met the failure."""
+        """Mark calls whose clients gave up since this Unix time. We do not know their replica, so any may have met the failure."""
         left = [call for call in self._left if call.at >= since]
         self._left.clear()
         for call in left:
             self.mark(call.failed(failure))
 
     def mark(self, found: FailedCall) -> None:
-        """Mark a recorded call as failed after all. If its episode has ended, this continues in the background."""
+        """Mark an already recorded call as failed. If its episode has ended, this continues in the background."""
         if not self._service.fail_open(found):
             task = asyncio.get_running_loop().create_task(self._mark_closed(found))
             self._marking.add(task)
@@ -217,19 +217,19 @@ class Failures:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the request was refused because the request was wrong. The end of its episode does not count as such."""
+    """True if the error is a refusal of a bad request. A request refused because its episode is over is not a bad one."""
     return isinstance(error, SwarmError) and not _is_over(error) and answer_of(error).status < 500
 
 
 def why_refused(error: SwarmError) -> str:
-    """The message of a refusal and its status, on one line, for the ledger."""
+    """Return the message and status of a refusal on one line, for the ledger."""
     answer = answer_of(error)
     words = " ".join(str((answer.body.get("error") or {}).get("message", "")).split())
     return f"{words[:_DETAIL_CHARS]} ({answer.status})"
 
 
 def _is_over(error: BaseException) -> bool:
-    """Whether nobody waits for the answer: the client went away, or its episode is over."""
+    """True if nobody waits for the answer any more: the client went away, or its episode is over."""
     lost = isinstance(error, Refusal) and error.code is ErrorCode.LEASE_LOST
     return lost or isinstance(error, asyncio.CancelledError | GeneratorExit)
 

@@ -1,6 +1,6 @@
-"""The engine's two forms of request and answer: chat completions and text completions. Records use one of them.
+"""The engine's two forms of request and answer, chat completions and text completions. Every recorded call has one of them.
 
-Pure functions over JSON objects; vLLM's answers are kept as they are.
+Pure functions over JSON objects; vLLM's answers are kept unchanged.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
 class Form(ABC):
-    """One form of request and answer: one prompt, `n` choices."""
+    """One form of request and answer: one prompt and `n` choices."""
 
     engine_dialect: EngineDialect
 
     def choices(self, body: JsonObject) -> int:
-        """Number of answers requested per prompt."""
+        """Return the number of answers requested per prompt."""
         return int(body.get("n") or 1)
 
     @abstractmethod
@@ -36,7 +36,7 @@ class Form(ABC):
         """Start assembling a stream."""
 
     def choice_of(self, answer: JsonObject, index: int) -> JsonObject:
-        """The answer with only one of its choices, as it is recorded."""
+        """Return the answer with only one of its choices, as we record it."""
         return answer | {"choices": [choice for choice in answer["choices"] if choice["index"] == index]}
 
     def joined(self, answers: Sequence[JsonObject]) -> JsonObject:
@@ -50,14 +50,14 @@ class Form(ABC):
 
     @abstractmethod
     def replay(self, answer: JsonObject, body: JsonObject) -> Iterator[JsonObject]:
-        """A recorded answer as the chunks of a stream."""
+        """Yield a recorded answer as the chunks of a stream."""
 
 
 class Assembly(ABC):
-    """Assembles the chunks of a stream into a whole answer. wanted: number of choices requested."""
+    """Assembles the chunks of a stream into a whole answer. `wanted` is the number of choices requested."""
 
     kind: str
-    """The answer's `object`."""
+    """Value of the answer's `object` field."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
@@ -91,7 +91,7 @@ class Assembly(ABC):
 
     @property
     def finished(self) -> bool:
-        """Whether every choice has its finish reason: no token will follow."""
+        """Whether every choice has its finish reason, so that no more tokens will follow."""
         return len(self._done) == self._wanted
 
     def answer(self) -> JsonObject:
@@ -101,11 +101,11 @@ class Assembly(ABC):
 
     @abstractmethod
     def _begun(self) -> JsonObject:
-        """A choice before its first chunk, with `finish_reason` None."""
+        """Return a choice as it is before its first chunk, with `finish_reason` None."""
 
     @abstractmethod
     def _grow(self, choice: JsonObject, chunk: JsonObject) -> None:
-        """Add a chunk to its choice, except finish and stop reasons."""
+        """Add a chunk to its choice, except the finish and stop reasons."""
 
 
 # -- text completions ---------------------------------------------------------------------------------------------------
@@ -159,17 +159,17 @@ class ChatForm(Form):
 
 
 def prompt_settings(body: JsonObject) -> JsonObject:
-    """The settings that a prompt depends on besides its messages: tools and template settings."""
+    """Return the settings besides the messages that a prompt depends on: tools and template settings."""
     return {name: body[name] for name in _SETTINGS if body.get(name)}
 
 
 def prompt_body(body: JsonObject, messages: list[Message]) -> JsonObject:
-    """A body to render `messages` with the settings of `body`."""
+    """Build a request body that renders `messages` with the settings of `body`."""
     return {"messages": messages, "tool_choice": "none"} | prompt_settings(body)
 
 
 def message_of(answer: JsonObject) -> Message | None:
-    """The message that a client would send back for a recorded answer; None if there is none."""
+    """Return the message that a client would send back for a recorded answer; None if the answer has no message."""
     choices = answer.get("choices") or ()
     if not choices or not choices[0].get("message"):
         return None
@@ -182,7 +182,7 @@ def _delta(choice: JsonObject, delta: JsonObject) -> JsonObject:
 
 
 def _parts(choice: JsonObject) -> Iterator[tuple[JsonObject, JsonObject | None]]:
-    """The thought, the text and the calls of a choice, in this order, as deltas with the log-probabilities of each."""
+    """Yield the thought, the text and the tool calls of a choice, in this order, as deltas with the log-probabilities of each."""
     said = {name: value for name, value in choice["message"].items() if name != "role" and value is not None}
     thought = {"reasoning": said.pop("reasoning")} if said.get("reasoning") else {}
     called = [call | {"index": position} for position, call in enumerate(said.pop("tool_calls", ()))]
@@ -195,13 +195,13 @@ def _parts(choice: JsonObject) -> Iterator[tuple[JsonObject, JsonObject | None]]
 
 
 def _text_span(entries: list[JsonObject], thought: str, text: str, *, called: bool) -> tuple[int, int]:
-    """Range of the log-probability entries that belong to `text`: all, except those of thoughts before it and of calls after it."""
+    """Return the range of log-probability entries that belong to `text`: all but those of earlier thoughts and later calls."""
     spelt = [bytes(entry.get("bytes") or ()) for entry in entries]
     ends = list(itertools.accumulate(map(len, spelt)))
     whole = b"".join(spelt)
     after = max(0, whole.find(thought.encode())) + len(thought.encode())
     at = whole.find(text.encode(), after)
-    if not text or at < 0:  # its tokens cannot be found: show none
+    if not text or at < 0:  # the text's tokens cannot be found: show none
         return (len(entries), len(entries)) if thought or called else (0, len(entries))
     begin = bisect.bisect_right(ends, at) if thought else 0
     return begin, bisect.bisect_left(ends, at + len(text.encode())) + 1 if called else len(entries)

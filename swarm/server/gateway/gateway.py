@@ -1,6 +1,6 @@
-"""Handles an agent's request from arrival to record: open the call, reuse sampled tokens, sample, record, answer.
+"""Handles an agent's request from start to finish: open the call, reuse sampled tokens, sample, record, answer.
 
-The steps are the same for every dialect. Knows neither HTTP frameworks nor a concrete engine; the Service stores the records.
+The steps are the same for every dialect. Knows no HTTP framework and no concrete engine; the Service stores the records.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Headers = Mapping[str, str]
 
 
 class Gateway:
-    """Answers the inference surface. All coroutines are called from one event loop."""
+    """Answers requests to the inference API. Call all its coroutines from one event loop."""
 
     def __init__(self, service: Service, engine: Engine, clock: Clock, ids: Ids) -> None:
         self._service = service
@@ -65,16 +65,16 @@ class Gateway:
         engine.subscribe(self._on_health)
 
     def stop(self) -> None:
-        """The server stops: break off every call, as `complete` and `stream` describe, and refuse later ones."""
+        """Cut off every open call because the server is stopping, as `complete` and `stream` describe, and refuse later ones."""
         self._stopping.come()
 
     def decode(self, ids: list[int]) -> str:
-        """Text of the ids, special tokens included."""
+        """Return the text of the token ids, including special tokens."""
         return self._engine.decode(ids)
 
     @contextmanager
     def noting_refusals(self, key: EpisodeKey) -> Iterator[None]:
-        """Within the block, note why a request of this episode is refused."""
+        """Record the reason if a request of this episode is refused within the block."""
         try:
             yield
         except SwarmError as error:
@@ -83,10 +83,11 @@ class Gateway:
             raise
 
     async def complete(self, dialect: str, key: EpisodeKey, body: JsonObject, headers: Headers) -> JsonObject:
-        """Sample a whole answer. Cancelling this stops the sampling and records the call as broken off.
+        """Sample a whole answer. Cancelling this coroutine stops sampling and records the call as incomplete.
 
-        Raises: Refusal (lost lease, conflict, not_rolling when the server stops), RequestRefused, EngineDown. Failures on our
-        side are recorded as such.
+        A failure of ours is recorded as such.
+
+        Raises: Refusal (lost lease, conflict, not_rolling when the server stops), RequestRefused, EngineDown.
         """
         request = self._open(dialect, key, body, headers)
         with self._recorded(request):
@@ -103,9 +104,9 @@ class Gateway:
     async def stream(
         self, dialect: str, key: EpisodeKey, body: JsonObject, headers: Headers
     ) -> AsyncGenerator[bytes, None]:
-        """The frames of an answer, token by token. Closing it early stops the sampling, as above.
+        """Stream the frames of an answer, token by token. Closing the stream early stops sampling and records the call as incomplete.
 
-        Raises, before the first frame: as `complete`. A later failure is reported in the stream.
+        Raises: the errors of `complete`, but only before the first frame. A later failure is reported in the stream.
         """
         request = self._open(dialect, key, body, headers)
         stream: AnswerStream | None = None
@@ -120,14 +121,14 @@ class Gateway:
                 if stream is None or not request.progress.shown:
                     raise
                 self._broken(request, error)
-                request.release()  # now, since nothing needs to wait until the client has read the last frames
+                request.release()  # now: nothing has to wait until the client has read the last frames
                 for frame in stream.broken(answer_of(error)):
                     yield frame
 
     async def count_tokens(self, dialect: str, key: EpisodeKey, body: JsonObject, headers: Headers) -> int:
-        """Number of tokens in a request's prompt. Samples nothing, and records only failures on our side.
+        """Count the tokens in a request's prompt, without sampling. Only failures of ours are recorded.
 
-        Raises: as `complete`.
+        Raises: the errors of `complete`.
         """
         rules, progress, began = self._dialects[dialect], Progress(), next(self._order)
         await self._service.renew(key.episode_id, EpisodeRenewal(lease=key.lease))
@@ -161,7 +162,7 @@ class Gateway:
     # -- before sampling ------------------------------------------------------------------------------------------
 
     def _open(self, dialect: str, key: EpisodeKey, body: JsonObject, headers: Headers) -> AgentRequest:
-        """Check a request and open its call. Raises: RequestRefused, Refusal (lost lease)."""
+        """Check a request, and open its call. Raises: RequestRefused, Refusal (lost lease)."""
         rules, agent = self._dialects[dialect], None
         try:
             rules.check(body)
@@ -182,13 +183,13 @@ class Gateway:
         return AgentRequest(dialect=rules, body=body, agent=agent, call=call, is_retry=again, began=began)
 
     async def _begin(self, request: AgentRequest, headers: Headers) -> None:
-        """Find the recorded answer of a retry, or prepare the engine's requests."""
+        """Find the recorded answer if this is a retry; otherwise prepare the engine's requests."""
         rules, call = request.dialect, request.call
         request.ask(rules.requests(request.body, call.earlier), seeded=self._engine.info.default_seeds)
         request.attempt, request.answered_before = await self._retries.begin(
             call.episode_id, rules.name, request.agent, request.body, headers
         )
-        request.began = next(self._order)  # it may have waited for the request that it repeats
+        request.began = next(self._order)  # a retry may have waited for the request that it repeats
         if request.answered_before is None:
             request.generations = await self._while_open(call, partial(self._generations, request))
             request.sampling = True
@@ -212,12 +213,12 @@ class Gateway:
         generation.take_all(sampled)
 
     async def _frames(self, request: AgentRequest, stream: AnswerStream) -> AsyncGenerator[bytes, None]:
-        """Stream the answer as it is sampled. The call is recorded before the client gets the last frames."""
+        """Yield the answer's frames as it is sampled. The call is recorded before the client gets the last frames."""
         if request.answered_before is not None:
             for frame in request.replayed(stream, request.answered_before):
                 yield frame
             return
-        # Events of a single prompt skip the merging: thousands of them pass here while the engine samples.
+        # A single prompt needs no merging, and skipping it matters: the engine sends thousands of events.
         streams = [self._events(request, generation) for generation in request.generations]
         async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
             while (found := await self._next(request, events)) is not None:
@@ -229,15 +230,15 @@ class Gateway:
                         request.progress.shown, request.progress.outage = True, None
                         yield frame
         if not request.closed:
-            raise EngineDown("the engine ended its answer before the last token")
+            raise EngineDown("the engine's stream ended before the answer was complete")
         for frame in stream.end(request.engine_answer()):
             yield frame
 
     async def _events(
         self, request: AgentRequest, generation: Generation
     ) -> AsyncGenerator[tuple[Generation, SampledEvent], None]:
-        """The engine's events for one prompt, already added to the generation. If the engine crashes before the client has seen
-        anything, wait for it and start over."""
+        """Yield the engine's events for one prompt, after adding them to the generation. If the engine crashes before the client
+        has seen anything, wait for it and start over."""
         patience, shown = self._wait.patience(), False
         while True:
             try:
@@ -260,14 +261,20 @@ class Gateway:
         self._wait.on_health(health)
 
     async def _while_open(self, call: OpenCall, work: Callable[[], Awaitable[Answer]]) -> Answer:
-        """The result of `work`, which is cancelled when the episode ends or the server stops. Raises: Refusal(lease_lost, not_rolling)."""
+        """Return the result of `work`, or cancel it when the episode ends or the server stops.
+
+        Raises: Refusal(lease_lost) when the episode ends, Refusal(not_rolling) when the server stops.
+        """
         try:
             return await until_over((call.ending, self._stopping), work)
         except Over as error:
             raise (_lost(call) if call.ending.over else _stopped()) from error
 
     async def _next(self, request: AgentRequest, events: AsyncIterator[Answer]) -> Answer | None:
-        """The next event of a stream; None at its end. Once the call is recorded, nothing breaks it off. Raises: as `_while_open`."""
+        """Return the next event of a stream; None at its end. Once the call is recorded, nothing cuts the stream off.
+
+        Raises: the errors of `_while_open`.
+        """
         try:
             return await (anext(events) if request.closed else self._while_open(request.call, events.__anext__))
         except StopAsyncIteration:
@@ -277,7 +284,7 @@ class Gateway:
 
     @contextmanager
     def _recorded(self, request: AgentRequest) -> Iterator[None]:
-        """Record a request that gets no whole answer, for any error."""
+        """Record the request if any error keeps it from getting a whole answer."""
         try:
             yield
         except BaseException as error:  # raised again
@@ -287,7 +294,7 @@ class Gateway:
             request.release()
 
     def _finish(self, request: AgentRequest) -> None:
-        """Record the call before the client sees its end. Raises: Refusal(lease_lost); then it is not recorded."""
+        """Record the call before the client sees its end. Raises: Refusal(lease_lost) if it is too late to record it."""
         assert request.attempt is not None
         request.attempt.answer = request.engine_answer()
         self._close(request, [record for each in request.generations for record in self._records.make(each)])
@@ -296,7 +303,7 @@ class Gateway:
             raise _lost(request.call)
 
     def _close(self, request: AgentRequest, records: list[RecordedCall], outcome: Outcome = "answered") -> None:
-        """Close the call, once. Records that come after the episode's end are discarded."""
+        """Close the call. Call this only once; records that arrive after the episode's end are discarded."""
         request.closed = True
         attempt = request.ended(outcome, next(self._order))
         if self._service.close_call(request.call, records or None, attempt):
@@ -309,7 +316,7 @@ class Gateway:
             )
 
     def _broken(self, request: AgentRequest, error: BaseException) -> None:
-        """Record a call whose client gets no whole answer: the sampled tokens, and the failure if it was ours."""
+        """Record a call whose client gets no whole answer: the sampled tokens, and the failure if we caused it."""
         failure = self._failures.why(request.progress, error, sampling=request.sampling)
         refused = failure is None and is_refusal(error)
         if request.closed:
@@ -324,7 +331,7 @@ class Gateway:
                 self._failures.left(request.kept)
 
     def _broken_off(self, request: AgentRequest, failure: CallFailure | None) -> list[RecordedCall]:
-        """The records of a call without a whole answer: at least one for each prompt that has none."""
+        """Return the records of a call without a whole answer: at least one for each unanswered prompt."""
         if not request.asked:
             return [] if failure is None else [self._unread(request, failure)]
         nothing = Prompt(messages=())
@@ -337,7 +344,7 @@ class Gateway:
         ]
 
     def _unread(self, request: AgentRequest, failure: CallFailure) -> RecordedCall:
-        """The record of a request that failed on our side before the engine's request was known."""
+        """Return the record of a request that failed because of us before we knew what to ask the engine."""
         request.asked = [with_defaults({}, request.call.spec.sampling, None)]
         generation = request.generation(0, Prompt(messages=()))
         (record,) = self._records.make(generation, complete=False, failure=failure)
@@ -350,14 +357,14 @@ def _counted(rules: Dialect, agent: str | None, body: JsonObject) -> str:
 
 @contextmanager
 def _blamed(generation: Generation) -> Iterator[None]:
-    """Refuse a call on which a running engine keeps failing if its own restrictions may leave no token. Raises: RequestRefused."""
+    """Refuse a call that keeps failing on a running engine if the call's restrictions may leave no token. Raises: RequestRefused."""
     try:
         yield
     except KeepsFailing as error:
         names = forbidding(generation.body)
         if not names:
             raise
-        text = f"{error}. It is running, so the call itself may be at fault: {' and '.join(names)} may leave no token; change the call"
+        text = f"{error}. The engine runs, so the call may be at fault: {' and '.join(names)} may forbid every token; change the call"
         raise bad_request(text, names[0]) from error
 
 
@@ -372,7 +379,7 @@ def _sample_request(generation: Generation) -> SampleRequest:
 
 
 def _lost(call: OpenCall) -> Refusal:
-    text = f"episode {call.episode_id!r} ended while this call was sampled: it has no answer"
+    text = f"episode {call.episode_id!r} ended while this call was being sampled, so the call has no answer"
     return Refusal(ErrorCode.LEASE_LOST, text)
 
 
@@ -382,7 +389,7 @@ def _stopped() -> Refusal:
 
 
 def _numbered(data: JsonObject, first: int) -> JsonObject:
-    """A chunk with its choices numbered over the whole answer."""
+    """Return a chunk with its choices numbered as in the whole answer."""
     if not first or not data.get("choices"):
         return data
     return data | {"choices": [choice | {"index": choice["index"] + first} for choice in data["choices"]]}

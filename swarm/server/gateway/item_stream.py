@@ -13,7 +13,7 @@ from swarm.server.gateway.forms import ChatForm, JsonObject
 
 @dataclass(slots=True)
 class Item:
-    """An unfinished item. shown: how the client saw it begin; call_index: the engine's number of the call."""
+    """An unfinished item. `shown` is the form in which the client saw it begin; `call_index` is the engine's index of a tool call."""
 
     kind: Literal["reasoning", "text", "call"]
     shown: JsonObject
@@ -26,9 +26,9 @@ class Item:
 
 
 class ItemStream:
-    """Splits the deltas of a chat stream into items. Text that comes during a call waits for the call's end.
+    """Splits the deltas of a chat stream into items. Text that arrives during a tool call waits for the call's end.
 
-    A subclass writes the events. items: the finished items, in the form that a whole answer shows.
+    A subclass writes the events. `items` holds the finished items, in the form that a whole answer shows.
     """
 
     def __init__(self) -> None:
@@ -37,38 +37,38 @@ class ItemStream:
         self._waiting: list[str] = []
 
     def end(self, answer: JsonObject) -> list[bytes]:
-        """The last events, sent once the whole answer is recorded."""
+        """Return the last events, to be sent once the whole answer is recorded."""
         frames = self._close()
         return frames + self._last(answer)
 
     def whole(self, answer: JsonObject) -> JsonObject:
-        """The whole answer in the dialect, once all of it went through `frames`."""
+        """Return the whole answer in the dialect. Call this once `frames` has seen every chunk."""
         self._close()
         return self._whole(answer)
 
     @abstractmethod
     def frames(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
-        """The events for one chunk of the engine's stream."""
+        """Return the events for one chunk of the engine's stream."""
 
     @abstractmethod
     def broken(self, error: ErrorAnswer) -> list[bytes]:
-        """The events of an answer that breaks off."""
+        """Return the events for an answer that is cut off by an error."""
 
     @abstractmethod
     def _begin_text(self, kind: Literal["reasoning", "text"]) -> tuple[JsonObject, list[bytes]]:
-        """Begin an item of thoughts or text: its shown form and its first events."""
+        """Begin an item of thoughts or text. Return its shown form and its first events."""
 
     @abstractmethod
     def _begin_call(self, part: JsonObject, name: str) -> tuple[JsonObject, list[bytes]]:
-        """Begin a call: its shown form and its first events."""
+        """Begin a tool call. Return its shown form and its first events."""
 
     @abstractmethod
     def _said(self, item: Item, text: str) -> list[bytes]:
-        """The event for more of the open item."""
+        """Return the events for new text of the open item."""
 
     @abstractmethod
     def _done(self, item: Item) -> tuple[JsonObject, list[bytes]]:
-        """End an item: the fields that a whole answer shows of it, and its last events."""
+        """End an item. Return it as a whole answer shows it, and its last events."""
 
     @abstractmethod
     def _last(self, answer: JsonObject) -> list[bytes]: ...
@@ -93,7 +93,7 @@ class ItemStream:
         return self._write("text", text)
 
     def _write(self, kind: Literal["reasoning", "text"], text: str) -> list[bytes]:
-        """Continue the open item if it is of this kind; else begin a new one."""
+        """Continue the open item if it has this kind; otherwise begin a new one."""
         frames: list[bytes] = []
         if self._open is None or self._open.kind != kind:
             frames += self._close()
@@ -143,4 +143,4 @@ class ItemDialect(Dialect):
 
     @abstractmethod
     def stream(self, body: JsonObject, asked: JsonObject) -> ItemStream:
-        """Begin a stream."""
+        """Begin a stream of the dialect's events. `asked` is the engine's request, with defaults filled in."""

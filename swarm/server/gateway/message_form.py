@@ -1,5 +1,5 @@
-"""Decides when two messages are equal: white space around texts, JSON key order, re-serialised arguments, tool-call ids and
-absent fields make no difference.
+"""Decides whether two messages are equal. It ignores white space around texts, JSON key order, re-serialised arguments,
+tool-call ids and absent fields.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from foundation import strict_json
 Message = dict[str, Any]
 
 MOST_DEPTH = 128
-"""Deepest nesting of a request. Translations and traces add a few levels, and readers of a trace stop at 200."""
+"""Maximum nesting depth of a request. Translations and traces add a few levels, and readers of a trace stop at 200."""
 MOST_DEPTH_SHOWN = MOST_DEPTH - 8
-"""Deepest nesting of an answer; it lies a few levels deeper in the request that sends it back."""
+"""Maximum nesting depth of an answer: the request that sends it back nests it a few levels deeper."""
 _COMPARED = ("name", "reasoning", "reasoning_content")
 _JSON_OPENERS = frozenset("{[")
 _OPENER = re.compile(r"""\{(?=\s*["}])|\[(?=\s*[\]\[{"\-\dtfnNI])""")
-"""A brace that may open JSON; the decoder skips all others."""
+"""Matches a brace that may open JSON; the decoder skips all others."""
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
-"""A JSON string, perhaps cut off, or a brace outside of one."""
+"""Matches a JSON string, possibly cut off, or a brace outside of strings."""
 _DECODER = json.JSONDecoder(
     parse_constant=lambda name: None if name == "NaN" else float(name), parse_float=strict_json.finite
 )
-"""Reads a model's JSON even where `strict_json` refuses it. NaN becomes null, as in agents that serialise it again."""
+"""Reads a model's JSON even where `strict_json` refuses it. NaN becomes null, as it does in agents that re-serialise it."""
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 class _Unplaced(str):
-    """Text that keeps a decoder's error from counting lines, which would scan the whole text."""
+    """A string for which a decoder's error cannot count lines, because counting would scan the whole text."""
 
     def count(self, *_: Any) -> int:
         return 0
@@ -40,9 +40,9 @@ class _Unplaced(str):
 
 
 def normal_message(message: Message) -> dict[str, Any]:
-    """The message's normal form, without insignificant differences and without fields that no template reads.
+    """Return the message in normal form, without insignificant differences and without fields that no template reads.
 
-    White space is significant except at both ends. An assistant's text that is entirely JSON is compared by value.
+    White space counts, except at both ends. If an assistant's text is entirely JSON, only its value counts.
     """
     normal: dict[str, Any] = {"role": str(message.get("role", ""))}
     content = joined_content(message.get("content"))
@@ -59,14 +59,14 @@ def normal_message(message: Message) -> dict[str, Any]:
 
 
 def spelling(message: Message) -> tuple[Any, ...]:
-    """The exact spelling of the parts that may differ between messages with equal normal forms."""
+    """Return the exact spelling of the parts that may differ between messages with equal normal forms."""
     calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
     arguments = [(call.get("function") or call).get("arguments") for call in calls]
     return joined_content(message.get("content")), arguments, [call.get("id") for call in calls]
 
 
 def joined_content(content: Any) -> Any:
-    """Content as a string or a list of parts: text parts are joined into one string, other parts stay unchanged."""
+    """Join the parts of a message's content into one string if all of them are text; otherwise return the list of parts."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -81,7 +81,7 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
 def has_only_text(messages: list[Message]) -> bool:
-    """Whether no message carries images, sound or files."""
+    """True if no message carries images, sound or files."""
     return all(
         content is None or isinstance(content, str) or isinstance(joined_content(content), str)
         for content in (message.get("content") for message in messages)
@@ -89,7 +89,7 @@ def has_only_text(messages: list[Message]) -> bool:
 
 
 def normal_text(text: str) -> str:
-    """Text without any white space or a broken last character, and with each JSON object or list in normal form."""
+    """Return the text with each JSON object or list in normal form, and without white space or a broken last character."""
     text = _Unplaced(text)
     parts: list[str] = []
     at, broken = 0, set[int]()
@@ -100,9 +100,10 @@ def normal_text(text: str) -> str:
 
 
 def _json_at(text: str, at: int, broken: set[int]) -> tuple[str, int] | None:
-    """The normal form of the object or list that begins at `at`, and its end; None if none begins there.
+    """Return the normal form of the object or list that begins at `at`, and its end; None if none begins there.
 
-    broken: positions of braces known to open nothing, so that a text is read only a few times, however its braces nest.
+    `broken` collects the positions of braces that open no valid JSON, so that a text is read only a few times, however its
+    braces nest.
     """
     if at in broken or _OPENER.match(text, at) is None:
         return None
@@ -112,7 +113,7 @@ def _json_at(text: str, at: int, broken: set[int]) -> tuple[str, int] | None:
     except json.JSONDecodeError as error:
         broken.update(_open_at(text, at, error.pos))
         return None
-    except ValueError:  # a number of too many digits
+    except ValueError:  # a number with too many digits
         return None
     except RecursionError:  # anything inside would be too deep as well
         return text[at:], len(text)
@@ -120,7 +121,7 @@ def _json_at(text: str, at: int, broken: set[int]) -> tuple[str, int] | None:
 
 
 def _open_at(text: str, begin: int, end: int) -> list[int]:
-    """Positions of the braces that are still open at `end`. The JSON must be well-formed up to `end`."""
+    """Return the positions of the braces that are still open at `end`. The JSON must be well-formed up to `end`."""
     still: list[int] = []
     for token in _TOKEN.finditer(text, begin, end):
         if token[0] in _JSON_OPENERS:
@@ -131,17 +132,17 @@ def _open_at(text: str, begin: int, end: int) -> list[int]:
 
 
 def _text_at(text: str, at: int) -> tuple[str, int]:
-    """The text up to the next brace that may open JSON, and its end."""
+    """Return the text up to the next brace that may open JSON, and its end."""
     following = _OPENER.search(text, at + 1)
     end = following.start() if following else len(text)
     return text[at:end], end
 
 
 def read_json(text: str) -> Any:
-    """JSON that a model wrote. Raises: ValueError if it is not JSON, or a request could not send it back."""
+    """Parse JSON that a model wrote. Raises: ValueError if it is not JSON, or is nested too deeply for a request to send back."""
     value = strict_json.loads_plain(text)
     if strict_json.is_deeper(value, MOST_DEPTH_SHOWN):
-        raise ValueError("it is nested too deeply")
+        raise ValueError("the JSON is nested too deeply")
     return value
 
 
@@ -159,7 +160,7 @@ def _normal_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(text: str) -> str | None:
-    """The normal form of JSON; None if the text cannot be read as such."""
+    """Return JSON text in normal form; None if the text is not JSON."""
     try:
         written = json.dumps(_DECODER.decode(_Unplaced(text)), sort_keys=True, ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -168,12 +169,12 @@ def _written(text: str) -> str | None:
 
 
 def _ends_off(text: str) -> str:
-    """The text without white space around it and without a last character that was cut in half."""
+    """Remove white space around the text, and a last character that was cut in half."""
     return text.strip().rstrip("�").rstrip()
 
 
 def _sorted(value: Any) -> Any:
-    """JSON with sorted keys. Strings that are themselves JSON objects or lists (re-serialised arguments) are decoded."""
+    """Sort the keys of a JSON value, and decode strings that are themselves JSON objects or lists (re-serialised arguments)."""
     if isinstance(value, dict):
         return {str(key): _sorted(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Keeps values for episodes while they are open, so that memory grows only with the open episodes."""
+"""Keeps a value for each episode while it is open, so that memory grows only with the number of open episodes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 LEAST_SWEPT = 64
-"""Fewest episodes for which a sweep is worth its cost."""
+"""Minimum number of episodes for which a sweep is worth its cost."""
 
 
 class OpenEpisodes(Generic[T]):
     """A value for each open episode, created on first use.
 
-    Forgets closed episodes whenever the number has doubled since the last sweep, so that a sweep costs each episode a constant.
+    Forgets closed episodes each time the number has doubled since the last sweep, so that sweeping costs O(1) per episode.
     """
 
     def __init__(self, is_open: Callable[[str], bool], make: Callable[[], T]) -> None:
@@ -27,7 +27,7 @@ class OpenEpisodes(Generic[T]):
         return len(self._values)
 
     def of(self, episode_id: str) -> T:
-        """The episode's value, created if needed."""
+        """Return the episode's value, created if needed."""
         value = self._values.get(episode_id)
         if value is None:
             if len(self._values) >= self._sweep_at:

@@ -27,7 +27,7 @@ from swarm.server.state.calls import OpenCall
 
 @dataclass(slots=True)
 class PartialChoice:
-    """A streamed choice so far. begun: (first token, weights) of each span of tokens."""
+    """The part of a streamed choice that has arrived. `begun` holds (index of first token, weights version) for each span of tokens."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -36,10 +36,10 @@ class PartialChoice:
     begun: list[tuple[int, WeightsVersion]] = field(default_factory=list)
 
     def take(self, new: SampledChoice) -> None:
-        """Append new tokens; their version spans count from their own first token."""
+        """Append new tokens. The version spans of `new` are relative to its first token."""
         for span in new.versions:
             last = self.begun[-1][1] if self.begun else None
-            if last is not span.version and last != span.version:  # nearly always the very same object
+            if last is not span.version and last != span.version:  # nearly always the same object
                 self.begun.append((len(self.ids) + span.start, span.version))
         self.ids += new.sampled_ids
         self.logprobs += new.logprobs
@@ -47,7 +47,7 @@ class PartialChoice:
         self.finish_reason = new.finish_reason or self.finish_reason
 
     def choice(self, index: int) -> SampledChoice:
-        """The choice as sampled so far."""
+        """Return the choice as sampled so far."""
         ends = [start for start, _ in self.begun[1:]] + [len(self.ids)]
         return SampledChoice(
             index=index,
@@ -64,9 +64,9 @@ class PartialChoice:
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """The choices of one prompt while they are sampled.
+    """The choices of one prompt while they are being sampled.
 
-    body: the engine's request, defaults filled in. first: number of its first choice in the whole answer.
+    `body` is the engine's request, with defaults filled in. `first` is the index of its first choice in the whole answer.
     """
 
     call: OpenCall
@@ -81,12 +81,12 @@ class Generation:
     _assembly: Assembly | None = None
 
     def take_all(self, sampled: Sampled) -> None:
-        """Take a whole answer."""
+        """Add a whole answer."""
         self.prompt_ids = sampled.prompt_ids
         self._sampled = sampled
 
     def take(self, event: SampledEvent) -> None:
-        """Take the next event of a stream."""
+        """Add the next event of a stream."""
         if self._assembly is None:
             self._assembly = self.dialect.form.assembly(self.body)
         self._assembly.add(event)
@@ -99,12 +99,12 @@ class Generation:
             partial.take(new)
 
     def start_over(self) -> None:
-        """Forget a stream that broke off before anything was shown."""
+        """Discard a stream that was cut off before the client saw anything."""
         self._choices, self._assembly, self.prompt_ids = {}, None, []
 
     @property
     def streamed(self) -> bool:
-        """Whether the client got each choice as it was sampled, rather than all at once."""
+        """Whether the client got each choice as it was sampled, rather than all at the end."""
         return self._assembly is not None
 
     @property
@@ -113,20 +113,20 @@ class Generation:
 
     @property
     def choices(self) -> dict[int, SampledChoice]:
-        """The choices sampled so far, by number."""
+        """The choices sampled so far, by index."""
         if self._sampled is not None:
             return {choice.index: choice for choice in self._sampled.choices}
         return {index: partial.choice(index) for index, partial in self._choices.items()}
 
     def answer(self) -> dict[str, Any]:
-        """The answer so far; empty when there is none."""
+        """Return the answer so far; empty before its beginning."""
         if self._sampled is not None:
             return self._sampled.answer
         return {} if self._assembly is None else self._assembly.answer()
 
 
 class Records:
-    """Makes recorded calls, and remembers the template's rendering of their prompts while their episodes are open."""
+    """Creates recorded calls, and remembers how the template rendered their prompts while their episodes are open."""
 
     def __init__(self, clock: Clock, ids: Ids, is_open: Callable[[str], bool]) -> None:
         self._clock = clock
@@ -136,9 +136,9 @@ class Records:
     def make(
         self, generation: Generation, *, complete: bool = True, failure: CallFailure | None = None
     ) -> list[RecordedCall]:
-        """Make one record per choice. In a stream that was broken off, the choices that ended are complete.
+        """Create one record per choice. In a stream that was cut off, the choices that had ended are complete.
 
-        failure: recorded at the choices that did not end or, if all ended, at an extra one without tokens.
+        `failure` is recorded with each choice that did not end or, if all ended, with an extra choice without tokens.
         """
         spliced = generation.prompt.prompt_ids
         prompt_ids = generation.prompt_ids or spliced or []
@@ -180,7 +180,7 @@ class Records:
         return records
 
     def earlier(self, calls: Sequence[RecordedCall]) -> list[EarlierCall]:
-        """The complete chats among the calls of an open episode, in the form that token reuse needs."""
+        """Return the complete chats among the calls of an open episode, in the form that token reuse needs."""
         known = self._earlier.of(calls[0].episode_id) if calls else {}
         return [known[call.call_id] for call in calls if call.call_id in known]
 
@@ -202,7 +202,7 @@ class Records:
 
 
 def _mask(choice: SampledChoice) -> SamplingMask | None:
-    """The choice's sampling mask. None if a token has no row, or is not in its own row."""
+    """Return the choice's sampling mask; None if a token has no row, or its row does not allow it."""
     rows, ids = choice.masks, choice.sampled_ids
     if not ids or len(rows) != len(ids) or not all(map(allows, rows, ids)):
         return None
@@ -210,12 +210,12 @@ def _mask(choice: SampledChoice) -> SamplingMask | None:
 
 
 def _ended(generation: Generation, choice: SampledChoice | None) -> bool:
-    """Whether the client got the whole choice, even if not the whole answer."""
+    """True if the client got the whole choice, even if it did not get the whole answer."""
     return choice is not None and generation.streamed and choice.finish_reason is not None
 
 
 class Prompts:
-    """Both kinds of token reuse, over one engine's tokens."""
+    """Builds prompts with token reuse, for chats and for text completions, with one engine's tokenizer."""
 
     def __init__(self, engine: Engine, records: Records) -> None:
         self._engine = engine
@@ -225,8 +225,8 @@ class Prompts:
     async def of(
         self, dialect: EngineDialect, body: dict[str, Any], agent: str | None, calls: Sequence[RecordedCall]
     ) -> Prompt:
-        """The prompt for the engine's request `body`. It continues an earlier call token by token if `body` sends that call's
-        answer back."""
+        """Build the prompt for the engine's request `body`. If `body` sends an earlier call's answer back, the prompt reuses that
+        call's exact tokens."""
         if dialect == "completions":
             return await continued_text(body["prompt"], calls, self._tokenise, self._engine.decode)
 
@@ -238,7 +238,7 @@ class Prompts:
         return await self._chats.prompt_for(body["messages"], prompt_settings(body), agent, earlier, render)
 
     async def count(self, body: dict[str, Any], calls: Sequence[RecordedCall]) -> int:
-        """Number of tokens in the prompt that the chat `body` would be sampled from."""
+        """Return the number of tokens in the prompt that the engine would get for the chat `body`."""
         prompt = await self.of("chat.completions", body, None, calls)
         if prompt.prompt_ids is not None:
             return len(prompt.prompt_ids)

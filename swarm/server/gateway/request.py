@@ -21,7 +21,11 @@ _AGENT_HEADER = "x-agent-name"
 
 @dataclass(slots=True, kw_only=True)
 class AgentRequest:
-    """One request. asked: the engine's requests, one for each prompt. generations: empty if it was answered before."""
+    """One request of an agent.
+
+    `asked` holds the engine's requests, one for each prompt. `generations` is empty if the request was answered before;
+    `answered_before` then holds that answer.
+    """
 
     dialect: Dialect
     body: JsonObject
@@ -29,14 +33,14 @@ class AgentRequest:
     call: OpenCall
     is_retry: bool
     began: int
-    """Its position in the order of all beginnings and ends."""
+    """Its position in the order in which all requests begin and end."""
     progress: Progress = field(default_factory=Progress)
     attempt: Attempt | None = None
     asked: list[JsonObject] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
     answered_before: JsonObject | None = None
     sampling: bool = False
-    """The engine was asked to sample."""
+    """Whether the engine was asked to sample."""
     closed: bool = False
     kept: KeptCall | None = None
 
@@ -47,14 +51,14 @@ class AgentRequest:
     def ask(self, wanted: list[JsonObject], *, seeded: bool) -> None:
         """Set the engine's requests, with the run's defaults filled in. The engine samples choice i of a prompt with seed + i.
 
-        seeded: the defaults include a seed.
+        With `seeded`, the defaults include a seed.
         """
         for number, body in enumerate(wanted):
             seed = self.call.seed + number * self.dialect.form.choices(body) if seeded else None
             self.asked.append(with_defaults(body, self.call.spec.sampling, seed))
 
     def generation(self, number: int, prompt: Prompt) -> Generation:
-        """The generation for the prompt with this number."""
+        """Return a new generation for the prompt with this 0-based number."""
         body, dialect = self.asked[number], self.dialect
         first = number * dialect.form.choices(body)
         return Generation(call=self.call, agent=self.agent, dialect=dialect, body=body, prompt=prompt, first=first)
@@ -69,14 +73,14 @@ class AgentRequest:
         return self.dialect.stream(self.body, self.asked[0])
 
     def replayed(self, stream: AnswerStream, answer: JsonObject) -> Iterator[bytes]:
-        """Stream a recorded answer."""
+        """Yield a recorded answer as the frames of a stream."""
         prompt_tokens = int((answer.get("usage") or {}).get("prompt_tokens") or 0)
         for chunk in self.dialect.form.replay(answer, self.asked[0]):
             yield from stream.frames(chunk, prompt_tokens)
         yield from stream.end(answer)
 
     def ended(self, outcome: Outcome, at: int) -> CallAttempt:
-        """The attempt's record, from which the state decides whether a failure was made good."""
+        """Return the record of the attempt. The state decides by it whether a later attempt made up for a failure."""
         attempt = self.attempt or Attempt(body_hash(self.dialect.name, self.agent, self.body), None)
         return CallAttempt(
             asked=attempt.body_hash,
@@ -88,22 +92,28 @@ class AgentRequest:
         )
 
     def release(self) -> None:
-        """Wake the requests that wait for this one."""
+        """Wake the retries that wait for this request."""
         if self.attempt is not None:
             self.attempt.over.set()
 
 
 def agent_of(body: JsonObject, headers: Mapping[str, str], hosted: str, *, any_model: bool = False) -> str | None:
-    """The agent's name, from the header or after the model's name. Raises: RequestRefused for another model, unless `any_model`."""
+    """Return the agent's name, from the header or after the model's name; None if it has none.
+
+    Raises: RequestRefused for a model that is not hosted here, unless `any_model`.
+    """
     wanted = body.get("model")
     if not isinstance(wanted, str | None):
-        raise bad_request(f"model must be a text, got {wanted!r}", "model")
+        raise bad_request(f"model must be a string, got {wanted!r}", "model")
     agent = agent_behind(wanted, hosted, any_model=any_model) if wanted else None
     return _text(headers.get(_AGENT_HEADER, "")) or agent or None
 
 
 def agent_behind(wanted: str, hosted: str, *, any_model: bool = False) -> str | None:
-    """The agent in `model@agent`; None if only a model is named. Raises: RequestRefused for another model, unless `any_model`."""
+    """Return the agent in `model@agent`; None if `wanted` only names a model.
+
+    Raises: RequestRefused for a model that is not hosted here, unless `any_model`.
+    """
     if wanted in (POLICY_MODEL, hosted):
         return None
     name, mark, agent = wanted.rpartition("@")
@@ -115,7 +125,7 @@ def agent_behind(wanted: str, hosted: str, *, any_model: bool = False) -> str | 
 
 
 def _text(header: str) -> str:
-    """The text of a header, which arrives decoded as Latin-1. It is UTF-8 if its bytes allow that, else Latin-1."""
+    """Decode a header again, as UTF-8 if its bytes allow that. It arrives decoded as Latin-1."""
     try:
         return header.encode("latin-1").decode()
     except UnicodeError:

@@ -49,15 +49,15 @@ class Responses(ItemDialect):
     def check(self, body: JsonObject) -> None:
         given = body.get("input")
         if not isinstance(given, str) and not has_items(given):
-            raise bad_request("input must be a text or a list of at least one item", "input")
+            raise bad_request("input must be a string or a list of at least one item", "input")
         for name in (INSTRUCTIONS, "previous_response_id"):
             if body.get(name) is not None and not isinstance(body[name], str):
-                raise bad_request(f"{name} must be a text", name)
+                raise bad_request(f"{name} must be a string", name)
         for name in ("background", "prompt", "conversation", "previous_input_messages"):
             if body.get(name):
-                raise bad_request(f"{name} is not served here; send the items themselves as input", name)
+                raise bad_request(f"{name} is not supported; send the items themselves as input", name)
         if body.get("include") is not None and not isinstance(body["include"], list):
-            raise bad_request("include must be a list of texts", "include")
+            raise bad_request("include must be a list of strings", "include")
         check_numbers(body, "max_output_tokens", "top_logprobs")
         check_objects(body, "text", "reasoning")
         check_objects(body.get("text") or {}, "format")
@@ -91,7 +91,7 @@ class Responses(ItemDialect):
 
 
 def _limits(body: JsonObject) -> JsonObject:
-    """The chat fields for token limits, reasoning effort and log-probabilities."""
+    """Return the chat fields for token limits, reasoning effort and log-probabilities."""
     wants_logprobs = _LOGPROBS in (body.get("include") or ())
     return without_none(
         {
@@ -113,7 +113,10 @@ def _format(body: JsonObject) -> JsonObject:
 
 
 def _history(body: JsonObject, earlier: Sequence[RecordedCall]) -> list[Message]:
-    """The conversation up to the previous response, without its instructions. Raises: RequestRefused (404), unknown."""
+    """Return the conversation up to the previous response, without its instructions.
+
+    Raises: RequestRefused (404) if that response is unknown.
+    """
     wanted = body.get("previous_response_id")
     if wanted is None:
         return []
@@ -121,12 +124,12 @@ def _history(body: JsonObject, earlier: Sequence[RecordedCall]) -> list[Message]
         if call.complete and call.dialect == Responses.name and response_id(call.answer) == wanted:
             before = list(call.request["messages"])[1 if call.request.get(INSTRUCTIONS) else 0 :]
             return [*before, message_of(call.answer) or {"role": "assistant", "content": ""}]
-    text = f"Response with id '{wanted}' not found: this episode has recorded no such response"
+    text = f"Response with id '{wanted}' not found: this episode has no record of it"
     raise refused(404, text, "NotFoundError", "previous_response_id", code="previous_response_not_found")
 
 
 def _resolved(given: str | list[JsonObject], earlier: Sequence[RecordedCall]) -> str | list[JsonObject]:
-    """The input with references replaced by the items of earlier responses. Raises: RequestRefused (404), unknown."""
+    """Replace references in the input by the items of earlier responses. Raises: RequestRefused (404) if an item is unknown."""
     if isinstance(given, str):
         return given
     return [_item_of(str(item.get("id")), earlier) if _is_reference(item) else item for item in given]
@@ -137,13 +140,13 @@ def _is_reference(item: JsonObject) -> bool:
 
 
 def _item_of(wanted: str, earlier: Sequence[RecordedCall]) -> JsonObject:
-    """The output item of an earlier response. Records do not say which kind of tool it calls, and it does not matter here."""
+    """Return an output item of an earlier response. Records do not say which kind of tool it calls, but that does not matter here."""
     for call in reversed(earlier):
         if call.complete and call.dialect == Responses.name and is_item_of(wanted, call.answer):
             for item in Responses().answer({}, call.request, call.answer)["output"]:
                 if same_item(wanted, item["id"]):
                     return dict(item)
-    text = f"Item with id '{wanted}' not found: this episode has recorded no response with such an item; send the item itself"
+    text = f"Item with id '{wanted}' not found: no recorded response of this episode has it; send the item itself"
     raise refused(404, text, "NotFoundError", "input")
 
 
@@ -151,7 +154,7 @@ def _item_of(wanted: str, earlier: Sequence[RecordedCall]) -> JsonObject:
 
 
 def input_messages(given: str | list[JsonObject]) -> list[Message]:
-    """Input items as chat messages. Reasoning, text and calls of one turn become one message. Raises: RequestRefused."""
+    """Convert input items to chat messages. Reasoning, text and calls of one turn become one message. Raises: RequestRefused."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[Message] = []
@@ -169,12 +172,12 @@ def input_messages(given: str | list[JsonObject]) -> list[Message]:
             content = _content(item.get("output"))
             messages.append({"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": content})
         else:
-            raise bad_request(f"input items of type {kind!r} are not served here", "input")
+            raise bad_request(f"input items of type {kind!r} are not supported", "input")
     return messages
 
 
 def _assistant(messages: list[Message]) -> Message:
-    """The assistant's last message; a new one if the last is not the assistant's."""
+    """Return the last message if it is the assistant's; otherwise append a new one."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
@@ -201,26 +204,28 @@ def _call(item: JsonObject) -> JsonObject:
 
 def _reasoning(item: JsonObject) -> str:
     if item.get("encrypted_content") and not item.get("content"):
-        raise bad_request("encrypted reasoning cannot be read here; send its content, or leave the item out", "input")
+        raise bad_request(
+            "this server cannot read encrypted reasoning; send its content, or leave the item out", "input"
+        )
     return _text(item.get("content") or item.get("summary"))
 
 
 def _text(content: Any) -> str:
-    """The text in a message's content; other parts are ignored. Raises: RequestRefused if the content is malformed."""
+    """Return the text in a message's content; ignore other parts. Raises: RequestRefused if the content is malformed."""
     if isinstance(content, str):
         return content
     if content is not None and not isinstance(content, list):
-        raise bad_request("content must be a text or a list of parts", "input")
+        raise bad_request("content must be a string or a list of parts", "input")
     parts = [part for part in content or () if isinstance(part, dict)]
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
 
 
 def _content(content: Any) -> Any:
-    """Content in chat form: text alone becomes one string; with images or files it stays a list of parts."""
+    """Convert content to chat form: pure text becomes one string; content with images or files stays a list of parts."""
     if isinstance(content, str) or content is None:
         return content or ""
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise bad_request("content must be a text or a list of parts", "input")
+        raise bad_request("content must be a string or a list of parts", "input")
     if all(part.get("type") in _TEXT_PARTS for part in content):
         return _text(content)
     return [_part(part) for part in content]
@@ -232,4 +237,4 @@ def _part(part: JsonObject) -> JsonObject:
         return {"type": "text", "text": str(part.get("text") or "")}
     if kind == "input_image":
         return {"type": "image_url", "image_url": {"url": part.get("image_url"), "detail": part.get("detail", "auto")}}
-    raise bad_request(f"content parts of type {kind!r} are not served here", "input")
+    raise bad_request(f"content parts of type {kind!r} are not supported", "input")

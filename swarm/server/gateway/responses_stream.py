@@ -19,17 +19,17 @@ _CALL_PREFIXES = ("fc_", "ctc_")
 
 
 def response_id(answer: JsonObject) -> str:
-    """The response's id, derived from the chat completion's."""
+    """Return the response's id, derived from the chat completion's."""
     return f"resp_{_suffix(answer)}"
 
 
 def is_item_of(item_id: str, answer: JsonObject) -> bool:
-    """Whether an output item belongs to the response made from this answer."""
+    """True if an output item belongs to the response made from this answer."""
     return item_id.partition("_")[2].rpartition("_")[0] == _suffix(answer)
 
 
 def same_item(wanted: str, item_id: str) -> bool:
-    """Whether two ids within a response name the same item. All kinds of calls share one numbering."""
+    """True if two ids within a response name the same item. All kinds of tool calls share one numbering."""
     return _as_call(wanted) == _as_call(item_id)
 
 
@@ -42,7 +42,7 @@ def _suffix(data: JsonObject) -> str:
 
 
 class ResponsesStream(ItemStream):
-    """The events of a response, and the whole response that they add up to."""
+    """Builds the events of a response, and the whole response that they add up to."""
 
     def __init__(self, body: JsonObject, asked: JsonObject, names: ToolNames) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ class ResponsesStream(ItemStream):
         self._names = names
         self._head: JsonObject = {}
         self._logprobs: list[JsonObject] = []
-        """Log-probabilities of the open text."""
+        """Log-probabilities of the open text item."""
         self._waiting_logprobs: list[JsonObject] = []
-        """Log-probabilities of tokens whose text was not sent yet."""
+        """Log-probabilities of tokens whose text has not been sent yet."""
         self._sequence = 0
         self._cut = False
 
@@ -132,7 +132,7 @@ class ResponsesStream(ItemStream):
             return [self._item_event("response.reasoning_text.delta", shown, content_index=0, delta=text)]
         if shown["type"] == "function_call":
             return [self._item_event("response.function_call_arguments.delta", shown, delta=text)]
-        return []  # the input of a custom tool is sent when its arguments can be read
+        return []  # a custom tool's input is sent once its arguments can be parsed
 
     def _done(self, item: Item) -> tuple[JsonObject, list[bytes]]:
         done, frames = self._call_done(item) if item.kind == "call" else self._text_done(item)
@@ -168,7 +168,7 @@ class ResponsesStream(ItemStream):
     # -- events ---------------------------------------------------------------------------------------------------
 
     def _id(self, prefix: str) -> str:
-        """The next item's id. Items are numbered by kind, because a replayed answer always has its text before its calls."""
+        """Return the next item's id. Each kind is numbered separately, because a replayed answer always has text before calls."""
         alike = (f"{prefix}_",) if prefix in ("msg", "rs") else _CALL_PREFIXES
         number = sum(item["id"].startswith(alike) for item in self.items)
         return f"{prefix}_{_suffix(self._head)}_{number}"

@@ -1,4 +1,4 @@
-"""Tools of the Responses dialect as chat functions: flat, named within a namespace, or with free text as their input."""
+"""Converts tools of the Responses dialect to chat functions: plain tools, tools in a namespace, and tools with free-text input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INPUT = "input"
 _SEPARATOR = "__"
 _ALLOWED = "allowed_tools"
 _OF_THE_CLIENT = ("function", "custom")
-"""Types of tools that the client runs itself. Other tools are left out."""
+"""Types of tools that the client runs itself. Other tools are omitted."""
 _FREE_TEXT: JsonObject = {
     "type": "object",
     "properties": {_INPUT: {"type": "string", "description": "The tool's input, as free text."}},
@@ -27,11 +27,11 @@ _FREE_TEXT: JsonObject = {
 
 @dataclass(frozen=True, slots=True)
 class ToolNames:
-    """The client's tools behind the functions that the model calls."""
+    """Maps the functions that the model calls to the client's tools."""
 
     custom: frozenset[str]
     spaced: dict[str, tuple[str, str]]
-    """Flat name → (namespace, name)."""
+    """Maps a flat name to (namespace, name)."""
 
     @classmethod
     def of(cls, tools: Sequence[JsonObject]) -> ToolNames:
@@ -49,7 +49,7 @@ class ToolNames:
 
 
 def chat_tools(tools: Sequence[JsonObject]) -> list[JsonObject]:
-    """Functions to show the model. Tools that a provider would run itself are left out, because nothing here runs them."""
+    """Return the functions to show the model. Omits tools that a provider would run itself, because this server cannot run them."""
     functions: list[JsonObject] = []
     for tool in tools:
         kind = tool.get("type")
@@ -58,7 +58,7 @@ def chat_tools(tools: Sequence[JsonObject]) -> list[JsonObject]:
         elif kind == "custom":
             check_objects(tool, "format")
             if (tool.get("format") or {}).get("type") == "grammar":
-                raise bad_request("custom tools with a grammar are not served; only free text", "tools")
+                raise bad_request("custom tools with a grammar are not supported; use free text", "tools")
             functions.append(_function(tool | {"parameters": _FREE_TEXT}, str(tool.get("name") or "")))
         elif kind == "namespace":
             check_object_lists(tool, "tools")
@@ -71,7 +71,7 @@ def chat_tools(tools: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def offered_tools(body: JsonObject) -> list[JsonObject]:
-    """The functions of a request, restricted to those that its `tool_choice` allows. Raises: RequestRefused."""
+    """Return the functions of a request that its `tool_choice` allows. Raises: RequestRefused."""
     tools, choice = chat_tools(body.get("tools") or []), body.get("tool_choice")
     if not isinstance(choice, dict) or choice.get("type") != _ALLOWED:
         return tools
@@ -81,7 +81,7 @@ def offered_tools(body: JsonObject) -> list[JsonObject]:
 
 
 def chat_tool_choice(choice: Any, tools: Sequence[JsonObject]) -> Any:
-    """`tool_choice` for chat; None: chat's default. Raises: RequestRefused for an unknown tool."""
+    """Convert `tool_choice` to chat form; None means chat's default. Raises: RequestRefused for an unknown tool."""
     if isinstance(choice, dict) and choice.get("type") == _ALLOWED:
         choice = choice.get("mode", "auto")
         if choice not in ("auto", "required"):
@@ -89,7 +89,7 @@ def chat_tool_choice(choice: Any, tools: Sequence[JsonObject]) -> Any:
     if not tools:
         if choice in (None, "auto", "none"):
             return None
-        raise bad_request("tool_choice asks for a tool, but tools has none", "tool_choice")
+        raise bad_request("tool_choice requires a tool call, but tools is empty", "tool_choice")
     if choice in (None, "auto", "none", "required"):
         return choice
     if not isinstance(choice, dict):
@@ -98,7 +98,7 @@ def chat_tool_choice(choice: Any, tools: Sequence[JsonObject]) -> Any:
 
 
 def _named(choice: JsonObject, tools: Sequence[JsonObject]) -> str:
-    """The function that a choice names. Raises: RequestRefused for an unknown one."""
+    """Return the name of the function that a choice refers to. Raises: RequestRefused if it is unknown or ambiguous."""
     names = [tool["function"]["name"] for tool in tools]
     wanted = str(choice.get("name") or "")
     found = [name for name in names if name == wanted] or [
@@ -110,12 +110,12 @@ def _named(choice: JsonObject, tools: Sequence[JsonObject]) -> str:
 
 
 def custom_arguments(text: str) -> str:
-    """A custom tool's input as the function's arguments."""
+    """Encode a custom tool's input as the function's arguments."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
 def custom_input(arguments: str) -> str:
-    """The custom tool's input in a function's arguments. If they do not have that form, they are themselves the input."""
+    """Return the custom tool's input from a function's arguments. Arguments in any other form are returned unchanged, as the input."""
     try:
         value = read_json(arguments)
     except ValueError:

@@ -1,8 +1,8 @@
 """Decides which requests get a recorded answer again, and which are sampled anew.
 
 A request with a known Idempotency-Key is a repetition. So is a request that the SDK marks as a retry, if every earlier
-request of the agent with the same body was answered: then the answer was lost on its way. If one of them has no answer,
-the retry takes that one's place.
+request of the agent with the same body was answered: then the answer must have been lost on the way. If an earlier request
+has no answer, the retry replaces that request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEY_HEADER = "idempotency-key"
 
 @dataclass(slots=True)
 class Attempt:
-    """One open or answered request. `answer` stays None if it failed or was broken off."""
+    """One open or answered request. `answer` stays None if the request failed or was cut off."""
 
     body_hash: str
     key: str | None
@@ -44,7 +44,7 @@ class _Episode:
 
 
 class Retries:
-    """All attempts of the episodes that are open."""
+    """All attempts in open episodes."""
 
     def __init__(self, is_open: Callable[[str], bool]) -> None:
         self._episodes = OpenEpisodes(is_open, _Episode)
@@ -52,9 +52,9 @@ class Retries:
     async def begin(
         self, episode_id: str, dialect: str, agent: str | None, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> tuple[Attempt, dict[str, Any] | None]:
-        """This request's attempt, and its recorded answer if it was answered before.
+        """Return this request's attempt, and its recorded answer if it was answered before.
 
-        Waits for an open attempt with the same key. Raises: Refusal(idempotency_conflict) if the key was used with another
+        Waits for an open attempt with the same key. Raises: Refusal(idempotency_conflict) if the key was used with a different
         body or by another agent, unless that attempt failed.
         """
         episode = self._episodes.of(episode_id)
@@ -64,13 +64,13 @@ class Retries:
             if known.body_hash != asked and not known.failed:
                 raise Refusal(
                     ErrorCode.IDEMPOTENCY_CONFLICT,
-                    "this Idempotency-Key was used with another body, or by another agent; use a new key",
+                    "this Idempotency-Key was already used with a different body or by another agent; use a new key",
                 )
             await known.over.wait()
             if known.answer is not None:
                 return known, known.answer
             if episode.by_key.get(key) is known:
-                break  # it failed, and this is the first to try again
+                break  # it failed, and this request is the first to retry it
         attempts = episode.by_body.setdefault(asked, [])
         if key is None and is_retry(headers) and attempts and all(attempt.answer is not None for attempt in attempts):
             lost = min(reversed(attempts), key=lambda attempt: attempt.given_again)
@@ -86,12 +86,12 @@ class Retries:
 
 
 def body_hash(dialect: str, agent: str | None, body: Mapping[str, Any]) -> str:
-    """A digest of dialect, agent and body: equal for the same request of the same agent."""
+    """Return a digest of dialect, agent and body: it is equal if the same agent sends the same request."""
     return hashlib.sha256(orjson.dumps([dialect, agent, body], option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:
-    """Whether the client's SDK marks the request as a retry."""
+    """True if the client's SDK marks the request as a retry."""
     return headers.get(_RETRY_HEADER, "0").strip() not in ("", "0")
 
 

@@ -1,4 +1,4 @@
-"""Sampling parameters of a request: fills in the run's defaults, and records what the trainer must know about them.
+"""A request's sampling parameters: fills in the run's defaults, and records what the trainer must know about the parameters.
 
 Pure functions over an OpenAI-style request body.
 """
@@ -20,9 +20,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1, 1.0),
     "min_tokens": (None, 0),
 }
-"""Values at which a field leaves the distribution unchanged."""
+"""For each field, the values that leave the distribution unchanged."""
 _UNKNOWN = ("logits_processors", "vllm_xargs", "watermarking")
-"""Fields whose values may change logits in ways that we cannot reproduce."""
+"""Fields that may change the logits in ways that we cannot reproduce."""
 _ANY_VALUE_BENDS = (
     "logit_bias",
     "allowed_token_ids",
@@ -34,7 +34,7 @@ _ANY_VALUE_BENDS = (
 
 
 def with_defaults(body: dict[str, Any], sampling: SamplingSpec, seed: int | None) -> dict[str, Any]:
-    """The body with the run's defaults, and this seed, for fields that the client left out."""
+    """Return the body with the fields that the client left out set to the run's defaults and to this seed."""
     filled = dict(body)
     defaults = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed}
     for name, value in defaults.items():
@@ -49,7 +49,7 @@ def with_defaults(body: dict[str, Any], sampling: SamplingSpec, seed: int | None
 
 
 def recorded_sampling(body: dict[str, Any]) -> RecordedSampling:
-    """The sampling record of a body whose defaults are filled in."""
+    """Return the sampling record of a body whose defaults are filled in."""
     limit = next((body[name] for name in _LIMITS if body.get(name) is not None), None)
     return RecordedSampling(
         temperature=float(body["temperature"]),
@@ -62,7 +62,7 @@ def recorded_sampling(body: dict[str, Any]) -> RecordedSampling:
 
 
 def wants_masks(body: dict[str, Any], sampling: SamplingSpec) -> bool:
-    """Whether the trainer must know from which tokens each token of the answer was drawn."""
+    """True if the trainer must know which tokens each token of the answer was sampled from."""
     return (
         sampling.train in ("auto", "exact")
         and float(body["temperature"]) >= LEAST_TEMPERATURE
@@ -72,7 +72,7 @@ def wants_masks(body: dict[str, Any], sampling: SamplingSpec) -> bool:
 
 
 def _reproducible(body: dict[str, Any]) -> bool:
-    """Whether the tokens were drawn from softmax(logits / temperature) and nothing else."""
+    """True if the tokens are sampled from plain softmax(logits / temperature)."""
     return (
         float(body["temperature"]) >= LEAST_TEMPERATURE
         and all(body.get(name) in neutral for name, neutral in _NEUTRAL.items())
@@ -82,7 +82,7 @@ def _reproducible(body: dict[str, Any]) -> bool:
 
 
 def forbidding(body: dict[str, Any]) -> list[str]:
-    """The fields of a call that forbid tokens, and together may forbid all."""
+    """Return the fields of a call that forbid tokens; together they may forbid every token."""
     found = [name for name in ("allowed_token_ids", "bad_words", "structured_outputs") if body.get(name)]
     if _has_grammar(body):
         found += [name for name in ("response_format", "tool_choice", "tools") if body.get(name)]
@@ -90,7 +90,7 @@ def forbidding(body: dict[str, Any]) -> list[str]:
 
 
 def _has_grammar(body: dict[str, Any]) -> bool:
-    """A response format, a forced tool, or a strict one: tokens outside the grammar could not be drawn."""
+    """True if a response format, a forced tool or a strict tool imposes a grammar, so that other tokens cannot be sampled."""
     if (body.get("response_format") or {}).get("type", "text") != "text":
         return True
     choice = body.get("tool_choice")

@@ -1,4 +1,4 @@
-"""Merges streams, runs work concurrently, and stops it when an episode ends or a stream is left."""
+"""Merges streams, runs work concurrently, and cancels it when an episode ends or a stream is abandoned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Over(Exception):
 
 
 async def until_over(endings: Sequence[Ending], work: Callable[[], Awaitable[Answer]]) -> Answer:
-    """The result of `work`, which is cancelled when one of the endings occurs. Raises: Over."""
+    """Return the result of `work`, or cancel it when one of the endings occurs. Raises: Over."""
     if any(ending.over for ending in endings):
         raise Over
     task, cut = asyncio.current_task(), False
@@ -47,13 +47,13 @@ async def until_over(endings: Sequence[Ending], work: Callable[[], Awaitable[Ans
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A stream ended. error: why, if it failed."""
+    """The end of a stream. `error` says why it failed; None if it did not."""
 
     error: BaseException | None
 
 
 async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
-    """The items of all streams as they come. The first error ends it; closing it closes them all."""
+    """Yield the items of all streams as they arrive. The first error ends the merged stream; closing it closes all streams."""
     items: asyncio.Queue[Item | _End] = asyncio.Queue()
 
     async def pump(stream: AsyncGenerator[Item, None]) -> None:
@@ -79,7 +79,7 @@ async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerato
 
 
 async def together(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all of them concurrently. The first error cancels the others and is raised."""
+    """Run all coroutines concurrently. The first error cancels the others and is raised."""
     if len(work) == 1:
         await work[0]
         return
@@ -98,7 +98,7 @@ async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 @asynccontextmanager
 async def closing(events: AsyncIterator[Item]) -> AsyncGenerator[AsyncIterator[Item], None]:
-    """Close the stream at once when it is left, so that the sampling stops."""
+    """Close the stream as soon as the block ends, so that sampling stops."""
     try:
         yield events
     finally:

@@ -1,7 +1,7 @@
 """Token reuse in text completions: if a prompt continues an earlier prompt and its answer, keep the sampled ids.
 
-Pure, given the tokenizer (`tokenise`, `decode`). Only the text after the answer is tokenised. If the client repeats the text that
-the engine cut off at a stop string, its ids are kept too; else only the ids up to the cut are.
+Pure functions, given the tokenizer (`tokenise`, `decode`). Only the text after the answer is tokenised. If the client repeats the
+text that the engine cut off at a stop string, its ids are kept too; otherwise only the ids up to the cut are kept.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from swarm.protocol.episodes import RecordedCall
 from swarm.server.gateway.token_reuse import Decode, ForkCause, Prompt
 
 Tokenise = Callable[[str], Awaitable[list[int]]]
-"""Text → ids, without the tokens that begin a prompt."""
+"""Tokenises a text, without adding the tokens that begin a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Continuation:
-    """An earlier call that the prompt continues: the ids to keep, and the text after them."""
+    """An earlier call that the prompt continues: the ids to keep, and the text that follows them."""
 
     call: RecordedCall
     ids: list[int]
@@ -29,13 +29,15 @@ class _Continuation:
 async def continued_text(
     prompt: str | list[int], earlier: Sequence[RecordedCall], tokenise: Tokenise, decode: Decode
 ) -> Prompt:
-    """The prompt of a text completion, given the calls of its episode so far."""
+    """Build the prompt of a text completion, given the earlier calls of its episode."""
     calls = [call for call in earlier if call.complete and call.dialect == "completions"]
     if not isinstance(prompt, str):
         return _continued_ids(prompt, calls)
     best: _Continuation | None = None
     cause: ForkCause | None = None
-    resumed = reached = 0  # lengths: of the continued call's prompt, and of the longest whose answer is not continued
+    resumed = reached = (
+        0  # prompt lengths: of the continued call, and of the longest call whose answer is not continued
+    )
     for call in calls:
         before = _text_of(call.request["prompt"], decode)
         if not prompt.startswith(before) or len(prompt) == len(before):
@@ -54,7 +56,7 @@ async def continued_text(
 
 
 def _continued_ids(prompt: list[int], calls: Sequence[RecordedCall]) -> Prompt:
-    """The prompt for token ids, which stay as sent. It begins with the prompt and sampled ids of its parent, the longest such call."""
+    """Build the prompt from token ids, which stay as sent. Its parent is the longest call whose prompt and sampled ids begin it."""
     parent, size = None, 0
     for call in calls:
         held = [*call.prompt_ids, *call.sampled_ids]
@@ -64,7 +66,10 @@ def _continued_ids(prompt: list[int], calls: Sequence[RecordedCall]) -> Prompt:
 
 
 def _after_answer(call: RecordedCall, text: str, decode: Decode) -> _Continuation | ForkCause | None:
-    """Split `text`, which follows the call's prompt, into the answer and new text. None if the answer has no visible text."""
+    """Split `text`, which follows the call's prompt, into the call's answer and new text.
+
+    Returns: the ForkCause if `text` does not continue the answer token by token; None if the answer has no visible text.
+    """
     shown = str(call.answer["choices"][0]["text"])
     if not shown.strip():
         return None
@@ -72,7 +77,7 @@ def _after_answer(call: RecordedCall, text: str, decode: Decode) -> _Continuatio
     if said is None:
         return ForkCause.ANSWER_EDITED
     rest, seen = text[len(said) :], shown.lstrip()
-    sampled = decode(call.sampled_ids).lstrip()  # decoding may drop the first blank, which the client saw
+    sampled = decode(call.sampled_ids).lstrip()  # decoding may drop the leading blank that the client saw
     whole = _Continuation(call, [*call.prompt_ids, *call.sampled_ids], rest)
     if not sampled.startswith(seen):  # special tokens are not shown
         return whole if call.finish_reason == "length" else ForkCause.STOP_STRING_CUT

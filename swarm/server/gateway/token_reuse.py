@@ -1,11 +1,10 @@
 """Token reuse in chats: if a request sends an earlier answer back, keep the sampled ids and tokenise only the new text.
 
-Pure, given the template (`render`, `decode`).
+Pure functions, given the template (`render`, `decode`).
 
-A call's prompt stands for the messages as the template first saw them: its own, or those of the call that it continues,
-with recorded answers in place of those sent back. The template renders these messages plus the rest once (`full`). If it
-renders the recorded answer differently from the sampled tokens, or rewrites earlier text, the timeline forks, and the fork
-has a cause.
+We remember which messages a call's prompt represents. If the call continues another call, these are that call's messages, its
+answer as recorded rather than as sent back, and the new messages. The template renders them all once (`full`). If it renders
+the recorded answer differently from the sampled tokens, or rewrites earlier text, the timeline forks, and we record a cause.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from swarm.server.gateway.message_form import (
 )
 
 Render = Callable[[list[Message], bool], Awaitable[list[int]]]
-"""(messages, add_generation_prompt) → token ids, with the request's own tools and template settings."""
+"""Renders (messages, add_generation_prompt) to token ids, with the request's own tools and template settings."""
 Decode = Callable[[list[int]], str]
 
 
@@ -45,8 +44,12 @@ class ForkCause(StrEnum):
 class EarlierCall:
     """A recorded choice, with the fields that later calls need.
 
-    messages: the messages that its prompt stands for. rendered: the template's rendering of them (equal to prompt_ids if the
-    call continued no other). sent: the messages as the client sent them. settings: tools and template settings.
+    Args:
+        sent: the messages as the client sent them.
+        messages: the messages that its prompt represents.
+        answer: the message that a client sends back for it.
+        settings: tools and template settings.
+        rendered: the template's rendering of `messages`; equal to `prompt_ids` if the call did not continue another call.
     """
 
     call_id: str
@@ -59,7 +62,7 @@ class EarlierCall:
     rendered: list[int]
     sampled_ids: list[int]
     stopped: bool = False
-    """It ended at a stop string, which its answer does not show."""
+    """Whether it ended at a stop string, which its answer does not show."""
 
     @cached_property
     def normal_sent(self) -> list[dict[str, Any]]:
@@ -72,7 +75,7 @@ class EarlierCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The prompt that a request is sampled from. prompt_ids None: the template's rendering of its messages."""
+    """The prompt that a request is sampled from. If `prompt_ids` is None, the prompt is the template's rendering of `messages`."""
 
     prompt_ids: list[int] | None = None
     rendered: list[int] | None = None
@@ -82,7 +85,7 @@ class Prompt:
 
 
 class TokenReuse:
-    """Token reuse with one template. `closing`: the tokens that the template writes after an assistant's message."""
+    """Token reuse with one template. We call the tokens that the template writes after an assistant's message "closing"."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -96,7 +99,7 @@ class TokenReuse:
         earlier: Sequence[EarlierCall],
         render: Render,
     ) -> Prompt:
-        """The prompt of a new request, given the calls of its episode so far."""
+        """Build the prompt of a new request, given the earlier calls of its episode."""
         sent = tuple(messages)
         fresh = Prompt(messages=sent)
         if not earlier:
@@ -122,7 +125,7 @@ class TokenReuse:
         earlier: Sequence[EarlierCall],
         render: Render,
     ) -> EarlierCall | None:
-        """A call whose answer came back with changes that the template does not show, so nothing changed for the model."""
+        """Find the call whose answer came back with changes that the template does not render, so that nothing changed for the model."""
         for call in sorted(earlier, key=lambda call: len(call.sent), reverse=True):
             size = len(call.sent)
             if len(normal) <= size or normal[:size] != call.normal_sent or call.settings != settings:
@@ -139,7 +142,7 @@ class TokenReuse:
     # -- continuing a call -----------------------------------------------------------------------------------------
 
     async def _continued(self, parent: EarlierCall, sent: tuple[Message, ...], render: Render) -> Prompt:
-        """Splice: the parent's prompt, what it sampled, then what the template writes after it."""
+        """Splice the prompt from the parent's prompt, its sampled tokens, and what the template writes after them."""
         messages = (*parent.messages, parent.answer, *sent[len(parent.sent) + 1 :])
         full = await render(list(messages), True)
         closing = await self._closing_of(render)
@@ -157,7 +160,8 @@ class TokenReuse:
         )
 
     def _end_of_answer(self, parent: EarlierCall, full: list[int], closing: list[int]) -> int | None:
-        """Where in `full` the parent's answer ends and the closing tokens begin; None if the answer differs from the sampled one."""
+        """Return the index in `full` at which the parent's answer ends and the closing tokens begin; None if the template changed
+        the answer."""
         start = len(parent.rendered)
         if full[:start] != parent.rendered or not closing:
             return None
@@ -165,14 +169,14 @@ class TokenReuse:
         while end is not None:
             if self._says_what_was_sampled(parent, full[start:end]):
                 return end
-            # the answer itself may contain the closing tokens: try later ones until the answer gets too long
+            # The answer itself may contain the closing tokens: try later matches until the answer gets too long.
             if end - start > len(parent.sampled_ids) * 2 + 64:
                 return None
             end = _find(full, closing, end + 1)
         return None
 
     def _says_what_was_sampled(self, parent: EarlierCall, body: list[int]) -> bool:
-        """Whether `body` equals the sampled answer, as ids or as text, with or without the token that ended the sampling."""
+        """True if `body` equals the sampled answer, as ids or as text, with or without the token that ended the answer."""
         sampled = parent.sampled_ids
         if body in (sampled, sampled[:-1]):
             return True
@@ -191,7 +195,7 @@ class TokenReuse:
         return ForkCause.TEMPLATE_CHANGES_MESSAGE
 
     async def _closing_of(self, render: Render) -> list[int]:
-        """The closing tokens: the common end of two different answers. Rendered once."""
+        """Return the closing tokens: the common end of two different rendered answers. Computed once."""
         if self._closing is None:
             one, other = [
                 await render([{"role": "user", "content": "a"}, {"role": "assistant", "content": text}], False)
@@ -211,10 +215,10 @@ def _parent(
     agent: str | None,
     earlier: Sequence[EarlierCall],
 ) -> tuple[EarlierCall | None, ForkCause | None]:
-    """The longest (then most similar) call whose messages and answer begin the request, and why a longer call is not continued."""
+    """Return the longest (then most similar) call whose messages and answer begin the request, and why a longer call does not fit."""
     best: list[EarlierCall] = []
     cause: ForkCause | None = None
-    # Numbers of messages: of the calls that may be continued, and of the longest call that may not.
+    # Message counts: of the calls that may be continued, and of the longest call that may not.
     resumed = reached = -1
     for call in earlier:
         size = len(call.sent)
@@ -228,7 +232,7 @@ def _parent(
 
 
 def _most_similar(calls: Sequence[EarlierCall], sent: Sequence[Message], agent: str | None) -> EarlierCall | None:
-    """The best of several equivalent calls: the one spelt most like the request, then the agent's own, then the latest."""
+    """Return the best of several equivalent calls: first the call spelt most like the request, then the agent's own, then the latest."""
     if len(calls) < 2:
         return calls[0] if calls else None
     spelt = [spelling(message) for message in sent]
@@ -242,7 +246,10 @@ def _most_similar(calls: Sequence[EarlierCall], sent: Sequence[Message], agent: 
 
 
 def _why_other(message: dict[str, Any], settings: Any, call: EarlierCall) -> ForkCause | None:
-    """Why a request forks at `message`, which follows the call's own messages. None if it is the call's answer, with equal settings."""
+    """Return why a request forks at `message`, which follows the call's messages.
+
+    Returns: None if `message` is the call's answer and the settings are equal.
+    """
     if message != call.normal_answer:
         return ForkCause.ANSWER_EDITED if message["role"] == "assistant" else ForkCause.HISTORY_CHANGED
     return ForkCause.TOOLS_CHANGED if call.settings != settings else None
@@ -251,9 +258,9 @@ def _why_other(message: dict[str, Any], settings: Any, call: EarlierCall) -> For
 def _changed_history(
     normal: list[dict[str, Any]], agent: str | None, earlier: Sequence[EarlierCall]
 ) -> ForkCause | None:
-    """Find a changed history: the request has answers that no call of its agent explains.
+    """Detect a changed history: the request contains answers that do not come from any call of its agent.
 
-    Messages that an earlier call of the agent also began with (a system prompt, worked examples) do not count.
+    Messages with which an earlier call of the agent also began (a system prompt, worked examples) do not count.
     """
     own = [call for call in earlier if call.agent == agent]
     shared = max((_shared_head(normal, call.normal_sent) for call in own), default=0)
@@ -264,7 +271,7 @@ def _changed_history(
 def _changed_between(
     normal: list[dict[str, Any]], parent: EarlierCall, earlier: Sequence[EarlierCall]
 ) -> ForkCause | None:
-    """Find a changed history: the request sends back a later answer, but not after the messages from which it was sampled."""
+    """Detect a changed history: the request sends a later answer back, but not after the messages that it answered."""
     begun = len(parent.sent) + 1
     later = [message for message in normal[begun:] if message["role"] == "assistant"]
     if not later:

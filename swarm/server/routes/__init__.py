@@ -1,1 +1,1 @@
-"""The server's HTTP routes. They decode, call and encode, and decide nothing."""
+"""The server's HTTP routes. They decode requests, call the service and encode its answers, but decide nothing."""

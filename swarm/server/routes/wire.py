@@ -151,7 +151,7 @@ async def read_json(raw: bytes, *, control: bool = False, check: Callable[[dict[
     try:
         return await asyncio.to_thread(read) if large else read()
     except strict_json.RepeatedName as error:
-        fault = FieldError(field=error.name, problem="stands twice in one object")
+        fault = FieldError(field=error.name, problem="appears twice in one object")
         raise invalid_spec([fault], str(error)) from error
     except ValueError as error:
         fault = FieldError(field="(whole)", problem=f"is not JSON: {error}")

@@ -106,7 +106,7 @@ def test_days_beyond_ten_years_are_refused(capsys: pytest.CaptureFixture[str]) -
         (["list", "--json", "--9"], "unrecognized arguments: --9", []),
         (["start", "--json", "--budgte", "8h"], "did you mean --budget?", ["--budget"]),
         (["findings", "export", "--json"], "required: FILE", []),
-        (["--json", "list"], "write it behind the command: researcher list --json", ["--json"]),
+        (["--json", "list"], "write it after the command: researcher list --json", ["--json"]),
     ],
 )
 def test_a_command_line_that_asks_for_json_is_refused_in_json(

@@ -125,7 +125,7 @@ async def test_a_name_that_stands_twice_in_a_body_is_refused(
     served: Served, method: str, path: str, body: str, name: str
 ) -> None:
     document = assert_problem(await served.http.request(method, path, content=body), 422, "invalid_spec")
-    assert document["errors"] == [{"field": name, "problem": "stands twice in one object", "nearest": None}]
+    assert document["errors"] == [{"field": name, "problem": "appears twice in one object", "nearest": None}]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ async def test_unknown_routes_and_methods_are_problems_that_help(served: Served)
     for path in ("/v1/chat/completions", "/v1/messages"):
         answer = await served.http.get(path)
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-        assert f"GET is not served at {path}; allowed: POST" in answer.json()["error"]["message"]
+        assert f"GET is not supported at {path}; allowed: POST" in answer.json()["error"]["message"]
 
 
 async def test_unknown_runs_and_episodes_are_not_found(served: Served) -> None:

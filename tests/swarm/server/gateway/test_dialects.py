@@ -433,7 +433,7 @@ def test_a_deferred_tool_is_shown_once_a_result_refers_to_it(served: Served) -> 
     messages.append({"role": "assistant", "content": [block.model_dump() for block in first.content]})
     found = {"type": "tool_reference", "tool_name": "whisper"}
     messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": [found]}]})
-    with pytest.raises(anthropic.BadRequestError, match="not among"):
+    with pytest.raises(anthropic.BadRequestError, match="not one of"):
         say(episode, False, messages=messages[:1], tools=tools, tool_choice={"type": "tool", "name": "whisper"})
     second = say(episode, False, messages=messages, tools=tools, tool_choice={"type": "tool", "name": "whisper"})
     assert [block.name for block in second.content if block.type == "tool_use"] == ["whisper"]
@@ -540,7 +540,7 @@ def test_an_answer_that_the_client_began_is_refused_and_only_counted(served: Ser
         item = {"type": "message", "role": "assistant", "content": "re", "status": status}
         told.append(episode.raw({"model": "policy", "input": [ask, item]}, path="responses"))
     assert [answer.status_code for answer in told] == [400] * 3
-    assert all("not continued" in answer.json()["error"]["message"] for answer in told)
+    assert all("does not continue" in answer.json()["error"]["message"] for answer in told)
     assert episode.trace().calls == []
     episode.raw(body, path="messages/count_tokens").raise_for_status()
     for empty in ("", [], [{"type": "text", "text": ""}]):

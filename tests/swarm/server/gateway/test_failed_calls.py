@@ -471,4 +471,4 @@ def test_a_crash_in_the_middle_of_a_restricted_call_is_not_blamed_on_it(
 def test_fields_that_vllm_ignores_by_now_are_refused(ailing: Served, kind: str) -> None:
     refused = ask(ailing.claim(), **{f"guided_{kind}": "a"})
     assert refused.status_code == 400
-    assert f'give structured_outputs: {{"{kind}": ...}}' in refused.json()["error"]["message"]
+    assert f'use structured_outputs: {{"{kind}": ...}}' in refused.json()["error"]["message"]
