@@ -1,6 +1,6 @@
-"""The server's API for routes, gateway and training loop. Knows asyncio, but neither HTTP nor torch.
+"""The server's internal API for routes, gateway and training loop. Knows asyncio, but neither HTTP nor torch.
 
-A change is answered only after it is on disk.
+A request for a change is answered only once the change is on disk.
 """
 
 from __future__ import annotations
@@ -69,38 +69,38 @@ from swarm.server.storage.store import Store
 __all__ = ["OpenCall", "ServerEvent", "Service"]
 
 PAGE_DIGITS = 18
-"""Most digits in the `next` of a page."""
+"""Maximum number of digits in the `next` of a page."""
 _CLOSING = Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down", retry_after_s=5.0)
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A waiting claim and its repetitions."""
+    """A waiting claim, shared by all repetitions of it."""
 
     answer: asyncio.Future[EpisodeGrant]
     claimants: int = 0
     granted: EpisodeGrant | None = None
-    """The granted lease; `answer` gets it once it is on disk."""
+    """The grant, if there is one; `answer` gets it once it is on disk."""
 
 
 class Service(DurableState):
-    """One per server, made with the running event loop; all methods are called from it.
+    """A server's service. Create one per server in a running event loop, and call all its methods from that loop.
 
-    allow_algorithms: whether runs may bring users' own functions, which the trainer executes.
+    With `allow_algorithms`, runs may bring their own functions, which the trainer executes.
 
-    Raises: Refusal with its code. After STORAGE_FULL nothing has changed, in memory or on disk.
+    Methods may raise a Refusal; their docstrings list its codes. After STORAGE_FULL nothing has changed, in memory or on disk.
     """
 
     def __init__(
         self, store: Store, info: EngineInfo, *, clock: Clock, ids: Ids, allow_algorithms: bool = False
     ) -> None:
         self.failed_calls: Counter[str] = Counter()
-        """Number of calls that failed on the server's side since it started, by reason."""
+        """Number of calls that failed because of the server since it started, by reason."""
         self._work = asyncio.Event()
         self._call_closed = asyncio.Event()
         self._waiters: dict[int, _Waiter] = {}
         self._endings: dict[str, Ending] = {}
-        """The endings of open episodes that have had calls."""
+        """For each open episode that has had calls: the ending that tells its calls when the episode is over."""
         self._checkpoints_wanted: list[tuple[str, int, asyncio.Future[CheckpointRef]]] = []
         self._restored: asyncio.Future[None] | None = None
         super().__init__(
@@ -117,7 +117,7 @@ class Service(DurableState):
     def open(
         cls, state_dir: Path, info: EngineInfo, *, clock: Clock, ids: Ids, allow_algorithms: bool = False
     ) -> Service:
-        """The service over what is in `state_dir` (made when missing). Episodes that were open are closed as server_restarted.
+        """Open the service on `state_dir`, which is created if missing. Closes episodes that were open, as server_restarted.
 
         Raises: StorageUnreadable, Refusal(STORAGE_FULL).
         """
@@ -125,7 +125,7 @@ class Service(DurableState):
         return cls(store, info, clock=clock, ids=ids, allow_algorithms=allow_algorithms)
 
     async def close(self) -> None:
-        """Stop the timers, finish the writes under way, close the storage. Waiting claims get not_rolling."""
+        """Stop the timers, finish pending writes, and close the storage. Waiting claims are refused with not_rolling."""
         for ticket in list(self._waiters):
             self._answer_claim(ticket, _CLOSING)
         self._answer_checkpoints(closing=True)
@@ -155,7 +155,7 @@ class Service(DurableState):
         known = self._run_by_key(key) if key is not None else None
         if known is not None:
             if known.request_digest != asked and not self._began_with(known.run_id, request.spec):
-                detail = f"key {key!r} started {known.run_id} with another spec; use a fresh key for each run"
+                detail = f"key {key!r} started {known.run_id} with a different spec; use a new key for each run"
                 raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
             await self.settled()
             return RunCreated(run_id=known.run_id)
@@ -170,12 +170,12 @@ class Service(DurableState):
             self.log(f"run {run_id}: {note}")
 
     def _began_with(self, run_id: str, spec: RunSpec) -> bool:
-        """Whether the run was started with this spec. (The digests may differ if an older version, with fewer fields, started it.)"""
+        """True if the run was started with this spec. Digests may differ all the same: an older version had fewer fields."""
         run = self.state.run
         configs = run.configs if run is not None and run.run_id == run_id else self.reader.configs(run_id)
         try:
             first = RunSpec.model_validate(configs[0].spec, context=AS_STORED)
-        except ValidationError:  # written by another version: no request can match it now
+        except ValidationError:  # stored by a different version: no request can match it now
             return False
         asked = spec if first.dtype == "auto" else spec.computed_in(first.dtype)
         return first == (asked if first.sampling.train == "auto" else asked.trained_as(first.sampling.train))
@@ -187,8 +187,8 @@ class Service(DurableState):
         return self.reader.run_by_key(key)
 
     async def report(self, run_id: str, since_step: int = 0) -> RunReport:
-        """The run, with metrics of the steps after `since_step`. Codes: not_found."""
-        await self.settled()  # so that a step which `status` has shown is included
+        """Report on a run, with the metrics of the steps after `since_step`. Codes: not_found."""
+        await self.settled()  # include every step that `status` has shown
         steps = await self.read(lambda reader: reader.steps(run_id, since_step))
         evaluated = await self.read(lambda reader: reader.held_out(run_id))
         run = self.state.run
@@ -212,10 +212,10 @@ class Service(DurableState):
             report = await self.report(run_id)
             self._warn(run_id, [note for note in report.notes if note not in known])
             return report
-        raise Refusal(ErrorCode.OVER_LIMIT, f"run {run_id} is over; only a running one can be changed")
+        raise Refusal(ErrorCode.OVER_LIMIT, f"run {run_id} is over; only a running run can be changed")
 
     async def stop_run(self, run_id: str) -> RunReport:
-        """Request a stop: drain, checkpoint, idle. Answers once the request is durable; follow `status` to see it done.
+        """Request that the run drains, writes a checkpoint and stops. Returns once the request is on disk; `status` shows the progress.
 
         Does nothing if a stop was already requested or the run is over. Codes: not_found.
         """
@@ -225,11 +225,13 @@ class Service(DurableState):
         return await self.report(run_id)
 
     async def request_checkpoint(self, run_id: str) -> CheckpointRef:
-        """Write a whole checkpoint of the newest step; waits until it is written. Codes: not_found, over_limit, engine_failed."""
+        """Request a full checkpoint of the newest step, and wait until it is written. Codes: not_found, over_limit, engine_failed."""
         await self._require_run(run_id)
         run = self.state.run
         if run is None or run.run_id != run_id or run.row.released:
-            raise Refusal(ErrorCode.OVER_LIMIT, f"run {run_id} is over and not served; what was kept of it is on disk")
+            raise Refusal(
+                ErrorCode.OVER_LIMIT, f"run {run_id} is over and no longer served; its checkpoints are on disk"
+            )
         self._require_engine()
         answer: asyncio.Future[CheckpointRef] = asyncio.get_running_loop().create_future()
         step = self.tell(run_lifecycle.want_checkpoint)
@@ -238,7 +240,7 @@ class Service(DurableState):
         return await answer
 
     async def restore_run(self, run_id: str, wish: RestoreRequest, by: str) -> RunReport:
-        """Go back to a checkpoint, on a new branch of the run; waits until the training loop has done it.
+        """Go back to a checkpoint, on a new branch of the run, and wait until the training loop has done so.
 
         Codes: not_found{checkpoints}, over_limit, server_busy, idempotency_conflict, engine_failed.
         """
@@ -247,7 +249,7 @@ class Service(DurableState):
         done = run.row.restored_to(key) if run is not None and run.run_id == run_id and key is not None else None
         if done is not None:
             if done != wish.step:
-                detail = f"key {key!r} restored {run_id} to step {done}; use a fresh key for each"
+                detail = f"key {key!r} already restored {run_id} to step {done}; use a new key for each restoration"
                 raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
             return await self.report(run_id)
         asked = Restoration(run_id=run_id, step=wish.step, by=by, key=key)
@@ -261,10 +263,10 @@ class Service(DurableState):
         return await self.report(run_id)
 
     async def quarantine(self, run_id: str, wish: QuarantineRequest, by: str) -> RunReport:
-        """Keep a client version out of training, or let it in again. Codes: not_found, over_limit."""
+        """Exclude a client version from training, or allow it again. Codes: not_found, over_limit."""
         await self._require_run(run_id)
         if not self._is_newest(run_id):
-            raise Refusal(ErrorCode.OVER_LIMIT, f"run {run_id} is over; only a running one trains anything")
+            raise Refusal(ErrorCode.OVER_LIMIT, f"run {run_id} is over, so it no longer trains on any client version")
         version, wanted, reason = wish.client_version, wish.quarantined, wish.reason
         await self.carry_out(lambda t: run_lifecycle.quarantine(t, version, wanted=wanted, reason=reason, by=by))
         return await self.report(run_id)
@@ -278,7 +280,7 @@ class Service(DurableState):
         return run is not None and run.run_id == run_id
 
     def restored(self, refusal: Refusal | None = None) -> None:
-        """Report from the training loop: the requested restoration is done, or was refused."""
+        """Answer the requests for a restoration. The training loop calls this when the restoration is done or refused."""
         answer, self._restored = self._restored, None
         self.tell(run_lifecycle.restoration_over)
         if answer is not None and not answer.done():
@@ -293,7 +295,7 @@ class Service(DurableState):
             raise Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed: {failed.reason}")
 
     def _answer_checkpoints(self, *, closing: bool = False) -> None:
-        """Answer requests for a checkpoint once it is written or cannot be written any more."""
+        """Answer each request for a checkpoint that has been written or can no longer be written."""
         run, situation = self.state.run, self.state.situation
         still: list[tuple[str, int, asyncio.Future[CheckpointRef]]] = []
         for run_id, step, answer in self._checkpoints_wanted:
@@ -313,10 +315,10 @@ class Service(DurableState):
     # -- episodes -------------------------------------------------------------------------------------------------
 
     async def claim(self, wanted: EpisodeClaim) -> EpisodeGrant:
-        """Claim an attempt at a task. Waits up to `wait_s`.
+        """Claim an episode, which is an attempt at a task. Waits up to `wait_s`.
 
-        Codes: not_found (another run), over_limit (complete or stopped), engine_failed, and after the wait not_rolling or
-        draining, both with retry_after_s; idempotency_conflict; lease_lost (a newer session of the client has begun).
+        Codes: not_found (another run), over_limit (complete or stopped), engine_failed, idempotency_conflict, lease_lost (the
+        client has begun a newer session); after the wait also not_rolling or draining, both with retry_after_s.
         """
         outcome, written = self.apply(lambda t: claims.claim(t, wanted))
         answer = outcome.answer()
@@ -330,7 +332,7 @@ class Service(DurableState):
         return answer
 
     async def begin_session(self, wanted: SessionRequest) -> SessionBegun:
-        """Make one process of a client the only one that plays; see `episodes.begin_session`. Codes: not_found (run)."""
+        """Make one process of a client the only one that may claim; see `episodes.begin_session`. Codes: not_found (run)."""
         await self._require_run(wanted.run_id)
         return SessionBegun(closed=await self.carry_out(lambda t: episodes.begin_session(t, wanted)))
 
@@ -361,7 +363,7 @@ class Service(DurableState):
     def _answer_claim(
         self, ticket: int, answer: EpisodeGrant | Refusal, written: asyncio.Future[None] | None = None
     ) -> None:
-        """Answer a waiting claim: a grant once it is on disk, a refusal at once."""
+        """Answer a waiting claim: with a grant once it is on disk, or with a refusal immediately."""
         waiter = self._waiters[ticket]
         if isinstance(answer, Refusal):
             if not waiter.answer.done():
@@ -372,16 +374,18 @@ class Service(DurableState):
         written.add_done_callback(partial(_pass_on, waiter.answer, answer))
 
     def _abandon(self, wanted: EpisodeClaim, granted: EpisodeGrant) -> None:
-        """Give the slot back if the claimant left just as its claim was granted, unless a repetition can still fetch the grant."""
+        """Give the slot back if the claimant left just as its claim was granted, unless a retry can still fetch the grant."""
         if wanted.idempotency_key is None and granted.episode_id in self.state.live:
             words = "the claimant went away before the answer"
             self.apply(lambda t: episodes.abort(t, granted.episode_id, granted.lease, words, Cause.CLIENT))
 
     async def end(self, episode_id: str, result: EpisodeResult, task_id: str | None = None) -> EpisodeReceipt:
-        """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, invalid_spec, storage_full.
+        """End an episode: store its reward and calls durably.
 
-        Open calls are broken off and recorded as such, because the client may have hung up on them just now.
-        task_id: the task, if the episode was claimed without one.
+        Cuts off its open calls and records them as such, because the client may have just hung up on them. `task_id` names the
+        task if the episode was claimed without one.
+
+        Codes: not_found, lease_lost, idempotency_conflict, invalid_spec, storage_full.
         """
         await self._break_off_calls(episode_id, result.lease)
         if episode_id not in self.state.live:
@@ -397,7 +401,7 @@ class Service(DurableState):
         return await self.carry_out(lambda t: episodes.abort(t, episode_id, abort.lease, abort.reason, abort.cause))
 
     async def renew(self, episode_id: str, renewal: EpisodeRenewal) -> float:
-        """Extend the lease; returns expires_at (Unix time). Codes: not_found, lease_lost."""
+        """Extend the lease, and return the Unix time at which it now expires. Codes: not_found, lease_lost."""
         if episode_id in self.state.prepared:
             return self.tell(lambda t: teams.renew(t, episode_id, renewal.lease))
         if episode_id not in self.state.live:
@@ -405,29 +409,29 @@ class Service(DurableState):
         return self.tell(lambda t: episodes.renew(t, episode_id, renewal.lease))
 
     async def access(self, api_key: str) -> EpisodeKey:
-        """The open episode that an api key belongs to, and its lease. Raises: KeyRefused. Codes: lease_lost once it is over."""
+        """Return the open episode that an API key belongs to, and its lease. Raises: KeyRefused. Codes: lease_lost once it is over."""
         if not api_key.startswith(API_KEY_PREFIX):
-            raise KeyRefused("not an episode's api key; use the api_key of a claimed episode")
+            raise KeyRefused("this is not an episode's API key; use the api_key of a claimed episode")
         episode_id = api_key.removeprefix(API_KEY_PREFIX).partition(".")[0]
         live = self.state.live.get(episode_id)
         if live is not None and hmac.compare_digest(live.api_key.encode(), api_key.encode()):
             return EpisodeKey(episode_id, live.lease, any_model=live.guest)
         row = await self._closed(episode_id)
         if row is None or not hmac.compare_digest(row.api_key_digest or "", digest(api_key)):
-            raise KeyRefused("this api key was not made by this server; use the api_key of an episode claimed here")
+            raise KeyRefused("this server did not issue this API key; use the api_key of an episode claimed here")
         raise episodes.lost(row, episode_id)
 
     async def why_lost(self, episode_id: str) -> Refusal:
-        """The refusal of a request for an episode that is over."""
+        """Return the refusal of a request for an episode that is over."""
         return episodes.lost(await self._closed(episode_id), episode_id)
 
     async def _closed(self, episode_id: str) -> EpisodeRow | None:
-        """The row of an episode that is not open, read from disk after all earlier changes are written."""
+        """Read the row of an episode that is not open from disk, after all earlier changes are written; None if unknown."""
         await self.settled()
         return self.reader.episode(episode_id)
 
     async def _break_off_calls(self, episode_id: str, lease: str) -> None:
-        """Stop the open calls of an episode that is about to end, and wait until they are recorded. Codes: lease_lost."""
+        """Cut off the open calls of an episode that is about to end, and wait until they are recorded. Codes: lease_lost."""
         live = self.state.live.get(episode_id)
         if live is not None and live.open_since:
             calls = set(live.open_since)
@@ -442,7 +446,7 @@ class Service(DurableState):
     # -- teams ----------------------------------------------------------------------------------------------------
 
     async def prepare(self, episode_id: str, wish: EpisodePreparation, sealed_key: str) -> TeamReceipt:
-        """Bind an episode to its team's decision. Open calls are broken off, as by an end.
+        """Bind an episode to its team's decision. Cuts off its open calls, as ending the episode does.
 
         Codes: not_found, lease_lost, idempotency_conflict, invalid_spec, storage_full.
         """
@@ -458,22 +462,22 @@ class Service(DurableState):
         return await self.carry_out(lambda t: teams.commit(t, episode_id, commit.lease))
 
     async def resolve(self, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
-        """Carry out an operator's decision.
+        """Apply an operator's decision on a prepared episode.
 
-        Codes: not_found, lease_lost (decided otherwise), invalid_spec (not prepared), storage_full.
+        Codes: not_found, lease_lost (already decided differently), invalid_spec (not prepared), storage_full.
         """
         if episode_id in self.state.prepared:
             return await self.carry_out(lambda t: teams.resolve(t, episode_id, resolution))
         if episode_id in self.state.live:
-            detail = f"episode {episode_id!r} is still running, not prepared; its client or its lease ends it"
+            detail = f"episode {episode_id!r} is still running, not prepared; it ends by its client or when its lease expires"
             raise Refusal(ErrorCode.INVALID_SPEC, detail, errors=[])
         return teams.late_resolve(*await self._closed_team(episode_id), episode_id, resolution)
 
     async def decision(self, episode_id: str) -> TeamDecision:
-        """The team's decision, once it is on disk. The caller must hold the episode's team key. Codes: storage_full.
+        """Return the team's decision, once it is on disk. The caller must hold the episode's team key. Codes: storage_full.
 
-        A key is made only for an episode that is on disk, and no row is ever deleted. If the row is missing, somebody restored an
-        older copy of the state directory; ids are never reused, so nothing can be committed under this one.
+        We issue a team key only for an episode that is on disk, and never delete a row. If the row is missing, somebody restored
+        an older copy of the state directory; since ids are never reused, nothing can be committed under this one any more.
         """
         if self._is_undecided(episode_id):
             return TeamDecision(episode_id=episode_id, decision="undecided")
@@ -484,18 +488,18 @@ class Service(DurableState):
         return episode_id in self.state.live or episode_id in self.state.prepared
 
     async def _closed_team(self, episode_id: str) -> tuple[EpisodeRow | None, TeamRow | None]:
-        """The rows of an episode that is neither open nor prepared, as they are on disk."""
+        """Read the rows of an episode that is neither open nor prepared from disk; None for missing rows."""
         row = await self._closed(episode_id)
         return row, self.reader.team(row.seq) if row is not None else None
 
-    # -- calls (the gateway's) --------------------------------------------------------------------------------------
+    # -- calls (for the gateway) --------------------------------------------------------------------------------------
 
     def is_open(self, episode_id: str) -> bool:
-        """Whether the episode may still have calls. True until its end is on disk, because a failed write reopens it."""
+        """Return whether the episode may still have calls: it may until its end is on disk, because a failed write reopens it."""
         return episode_id in self.state.live or episode_id in self.state.closing
 
     def open_call(self, episode_id: str, lease: str) -> OpenCall:
-        """Begin a call. Refreshes the lease, whose idle limit stands still until `close_call`. Codes: not_found, lease_lost."""
+        """Begin a call. Renews the lease and pauses its idle limit until `close_call`. Codes: not_found, lease_lost."""
         if self.state.row(episode_id) is None:
             raise episodes.lost(self.reader.episode(episode_id), episode_id)
         ending = self._endings.get(episode_id) or Ending()
@@ -509,10 +513,14 @@ class Service(DurableState):
         recorded: RecordedCall | Sequence[RecordedCall] | None,
         attempt: CallAttempt | None = None,
     ) -> bool:
-        """End a call with what was sampled (several records for n > 1, None for nothing). Call exactly once per `open_call`.
+        """End a call with what was sampled. Call this exactly once per `open_call`.
 
-        attempt: the request's outcome; None for a request that was itself invalid. Returns False if the lease was lost or the
-        episode ended meanwhile.
+        Args:
+            call: the open call.
+            recorded: its records, several for n > 1; None if nothing was sampled.
+            attempt: the request's outcome; None for an invalid request.
+
+        Returns: False if the lease was lost or the episode has ended, so that nothing was recorded.
         """
         records = [recorded] if isinstance(recorded, RecordedCall) else list(recorded or ())
         self.throughput.add(sum(len(record.sampled_ids) for record in records))
@@ -523,24 +531,24 @@ class Service(DurableState):
         return self.tell(lambda t: episodes.close_call(t, call, records, attempt))
 
     def attempted(self, episode_id: str, attempt: CallAttempt) -> None:
-        """Note that a request that needs no record was answered."""
+        """Note the answer to a request that needs no record."""
         self.tell(lambda t: episodes.attempted(t, episode_id, attempt))
 
     def refused(self, episode_id: str, why: str) -> None:
-        """Note that a request was refused for its own faults."""
+        """Note that a request was refused because it was bad."""
         self.tell(lambda t: episodes.refused(t, episode_id, why))
 
     def suspect(self, attempt: CallAttempt, at: float, call_ids: frozenset[str]) -> None:
-        """Note that a client gave up on a recorded call at Unix time `at`; the engine may turn out to have hung by then."""
+        """Note that a client gave up on a recorded call at Unix time `at`: it may turn out that the engine was hanging by then."""
         self.tell(lambda t: episodes.suspect(t, attempt, at, call_ids))
 
     def engine_lived(self, at: float) -> None:
         """Note that the engine was alive at this Unix time, so clients that gave up earlier met no hang."""
-        if self.state.situation.lived_at < self.state.situation.suspected_at:  # else there is nothing to clear up
+        if self.state.situation.lived_at < self.state.situation.suspected_at:  # otherwise no call is under suspicion
             self.tell(lambda t: health.engine_lived(t, at))
 
     def fail_open(self, found: FailedCall) -> bool:
-        """Mark a recorded call as failed on the server's side after all. False: its episode has ended; call `fail_closed`."""
+        """Mark a recorded call as failed because of the server. Return False if its episode has ended; then call `fail_closed`."""
         self._count_failed(found.episode_id, found.failure)
         return self.tell(lambda t: episodes.fail_open(t, found))
 
@@ -550,7 +558,10 @@ class Service(DurableState):
         self.watchers.log(f"a call of episode {episode_id}: {failure.detail}", "warning", one_of=kind)
 
     async def fail_closed(self, found: FailedCall) -> None:
-        """The same for an ended episode, after `fail_open`: it is dropped unless a step has taken it. Codes: storage_full."""
+        """Mark a recorded call of an ended episode as failed, after `fail_open` returned False.
+
+        The episode is dropped unless a step already uses it. Codes: storage_full.
+        """
         await self.settled()
         while found.episode_id in self.state.closing:
             await self.settled()
@@ -563,7 +574,7 @@ class Service(DurableState):
     # -- what happened ----------------------------------------------------------------------------------------------
 
     async def entry(self, episode_id: str) -> LedgerEntry:
-        """The ledger's entry of an episode. Codes: not_found."""
+        """Return the ledger entry of an episode. Codes: not_found."""
         live = self.state.live.get(episode_id)
         if live is not None:
             return live.entry()
@@ -573,7 +584,7 @@ class Service(DurableState):
         return _entry_of(row, shifts(self._versions(row.run_id)))
 
     async def trace(self, episode_id: str) -> EpisodeTrace:
-        """Every recorded call, token by token; none if the calls were freed. Codes: not_found."""
+        """Return every recorded call of an episode, token by token; no calls if they were deleted. Codes: not_found."""
         live = self.state.live.get(episode_id)
         if live is not None:
             return EpisodeTrace(entry=live.entry(), calls=list(live.calls))
@@ -583,12 +594,12 @@ class Service(DurableState):
         return EpisodeTrace(entry=row.entry(), calls=self.reader.calls(row.seq) or [])
 
     async def ledger(self, *, after: str | None = None, limit: int = 100, **fields: Unpack[LedgerFields]) -> LedgerPage:
-        """Episodes in the order of their claims. `after`: the `next` of the page before. Codes: not_found (run, `after`)."""
+        """List episodes in the order of their claims. `after` is the `next` of the previous page. Codes: not_found (run, `after`)."""
         wanted = LedgerFilter(**fields)
         if wanted.run_id is not None:
             await self._require_run(wanted.run_id)
         if after is not None and (not after.isdecimal() or len(after) > PAGE_DIGITS):
-            raise Refusal(ErrorCode.NOT_FOUND, f"no page after {after[:80]!r}; pass the `next` of the page before")
+            raise Refusal(ErrorCode.NOT_FOUND, f"no page after {after[:80]!r}; pass the `next` of the previous page")
         start = int(after) if after is not None else 0
         await self.settled()
         rows = await self.search(lambda reader: reader.ledger(wanted, start, limit + 1))
@@ -600,14 +611,14 @@ class Service(DurableState):
         return self.state.versions.rows if self._is_newest(run_id) else self.reader.versions(run_id)
 
     async def summary(self, wanted: LedgerFilter) -> LedgerSummary:
-        """Totals over the matching rows of the ledger. Codes: not_found (run)."""
+        """Return totals over the matching rows of the ledger. Codes: not_found (run)."""
         if wanted.run_id is not None:
             await self._require_run(wanted.run_id)
         await self.settled()
         return await self.search(lambda reader: reader.summary(wanted))
 
     async def lost(self, run_id: str) -> dict[Cause, int]:
-        """Number of attempts of an existing run that each cause lost; includes all causes."""
+        """Count the lost attempts of an existing run by cause; the result includes every cause."""
         await self.settled()
         found = await self.search(lambda reader: reader.lost(run_id))
         return {cause: found.get(cause, 0) for cause in Cause}
@@ -615,7 +626,10 @@ class Service(DurableState):
     async def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
     ) -> list[TaskProgress]:
-        """Ended episodes by task (and, for eval, by step of the weights). run_id None: the current run. Codes: not_found (run)."""
+        """Count ended episodes by task and, for evaluations, by step of the weights. Without `run_id`, use the current run.
+
+        Codes: not_found (run).
+        """
         if run_id is not None:
             await self._require_run(run_id)
         run = self.state.run
@@ -626,13 +640,13 @@ class Service(DurableState):
     # -- status -----------------------------------------------------------------------------------------------------
 
     async def status(self, since: int | None = None, wait_s: float = 0.0) -> ServerStatus:
-        """How the server is doing. With `since`, waits up to `wait_s` for a revision that differs from it."""
+        """Return the server's status. With `since`, first wait up to `wait_s` for a revision other than `since`."""
         if since is not None:
             await self.watchers.wait(since, wait_s)
         return self.current_status()
 
     def events(self) -> AsyncIterator[ServerEvent]:
-        """Statuses and log lines from now on. A slow reader loses the oldest. Close the iterator to unsubscribe."""
+        """Yield statuses and log lines from now on. A slow reader loses the oldest ones. Close the iterator to unsubscribe."""
         return self.watchers.subscribe()
 
     def log(self, line: str, level: LogLevel = "warning") -> None:
@@ -640,16 +654,16 @@ class Service(DurableState):
         self.watchers.log(line, level)
 
     def spec(self, run_id: str) -> RunSpec:
-        """The current run's spec at its newest config version. Codes: not_found for any other run."""
+        """Return the current run's spec at its newest config version. Codes: not_found for any other run."""
         run = self.state.run
         if run is None or run.run_id != run_id:
             raise _no_run(run_id)
         return run.spec
 
-    # -- the training loop's ----------------------------------------------------------------------------------------
+    # -- for the training loop ----------------------------------------------------------------------------------------
 
     async def wait_for_work(self, until: float) -> None:
-        """Return when something happened that the training loop should look at, or at `until` (Unix time, may be infinite).
+        """Wait until something happens that the training loop should look at, or until `until` (Unix time, may be infinite).
 
         Raises: the error that ended a timer or broke the storage.
         """
@@ -659,14 +673,14 @@ class Service(DurableState):
         self._work.clear()
 
     def engine_health(self, found: EngineHealth) -> None:
-        """Take note of the engine's health."""
+        """Record the engine's health."""
         self.tell(lambda t: health.engine_health(t, found))
         if found.failed_for_good and not found.ready and self._restored is not None:
             reason = f"the engine failed for good: {found.reason or 'the engine gave no reason'}"
             self.restored(Refusal(ErrorCode.ENGINE_FAILED, reason))
 
     async def ended_evals(self, run_id: str, step: int) -> list[tuple[str, int]]:
-        """Task and ordinal of the ended evaluations at that step that count. No command runs between the query and the return."""
+        """Return the task and ordinal of each ended evaluation that counts, at this step. No command runs between query and return."""
         await self.settled()
         return self.reader.eval_ordinals(run_id, step)
 

@@ -1,9 +1,9 @@
-"""One server's state directory: everything needed to restart it after `kill -9`.
+"""A server's state directory: everything needed to restart the server after `kill -9`.
 
 lock          held while a server runs, with its pid; the kernel releases it when the process dies
 identity.json server_id and model, for the life of the directory
 server.json   url, pid and server_id of the server that runs here now
-secret        makes team keys and encrypts stored ones, mode 0600
+secret        for creating team keys and encrypting stored ones, mode 0600
 pool/         episodes, journal, ledger           runs/<run_id>/   checkpoints
 hosted.json   the hosted model's folder and fingerprint, for commands that read a run without a server
 engine/       files of the engine's child processes   logs/        their output
@@ -25,14 +25,14 @@ HOSTED = "hosted.json"
 
 
 class StateDirFault(SwarmError):
-    """The directory cannot be used. The text is one line for the operator."""
+    """The directory cannot be used. The message is one line for the operator."""
 
 
 class StateDir:
-    """Opened by one server at a time.
+    """A state directory. Only one server at a time can open it.
 
-    Raises (open): StateDirFault when another server holds the directory, when it belongs to another model, or when it
-    cannot be written.
+    Raises: StateDirFault, from `open`, if another server holds the directory, or if it belongs to a different model or cannot be
+    written.
     """
 
     def __init__(self, path: Path, lock_fd: int, model: str) -> None:
@@ -83,17 +83,17 @@ class StateDir:
         return self.path / "logs"
 
     def note_model(self, folder: Path | None, fingerprint: str | None) -> None:
-        """Record where the hosted model lies; None: it has no weights. Written atomically."""
+        """Record the folder of the hosted model; None if it has no weights. The file is written atomically."""
         facts = {"path": None if folder is None else str(folder), "fingerprint": fingerprint}
         write_atomically(self.path / HOSTED, json.dumps(facts).encode())
 
     def announce(self, url: str, server_id: str) -> None:
-        """Record where the server listens. Written atomically."""
+        """Record where the server listens. The file is written atomically."""
         facts = {"url": url, "pid": os.getpid(), "server_id": server_id, "model": self.model}
         write_atomically(self.path / "server.json", json.dumps(facts).encode())
 
     def close(self) -> None:
-        """End in good order: remove the record of the running server and release the lock."""
+        """Remove the record of the running server, and release the lock."""
         (self.path / "server.json").unlink(missing_ok=True)
         os.close(self._lock_fd)
 
@@ -110,7 +110,7 @@ def _lock(path: Path) -> int:
         os.close(fd)
         raise StateDirFault(
             f"the state directory {path} is in use by a server with pid {holder}; "
-            "stop that one, or choose another directory with --state-dir"
+            "stop that server, or choose another directory with --state-dir"
         )
     os.ftruncate(fd, 0)
     os.pwrite(fd, str(os.getpid()).encode(), 0)
@@ -129,7 +129,7 @@ def _refuse_strangers(path: Path) -> None:
 
 
 def _check_identity(path: Path, model: str) -> None:
-    """Claim a new directory for the model, or check that an existing one belongs to it."""
+    """Claim a new directory for the model, or check that an existing directory belongs to it."""
     file = path / "identity.json"
     if not file.exists():
         write_atomically(file, json.dumps({"layout": _LAYOUT, "model": model}).encode())
@@ -148,5 +148,5 @@ def _read_identity(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise StateDirFault(f"{file} is not readable JSON; restore it, or choose another directory") from error
     if not isinstance(facts, dict) or facts.get("layout") != _LAYOUT or "model" not in facts:
-        raise StateDirFault(f"{file} was written by another version of this server; choose another directory")
+        raise StateDirFault(f"{file} was written by a different version of this server; choose another directory")
     return facts

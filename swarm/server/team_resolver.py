@@ -1,8 +1,8 @@
-"""Settles prepared episodes whose clients are silent: asks each team's deciding server until it has decided.
+"""Settles prepared episodes whose clients are silent: asks each team's deciding server until that server has decided.
 
-The address comes from a client, so we ask only servers that the operator allows, follow no redirects, and show the answer to
-nobody. We accept an answer only if it is a decision about the requested episode. A server that does not know the team key
-answers `unauthorized`, and we conclude nothing from that.
+The address comes from a client, so we only ask servers that the operator allows, follow no redirects, and show the answer to
+nobody. We only accept an answer that is a decision on the requested episode. A server that does not know the team key answers
+`unauthorized`, and we conclude nothing from that.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ COMPLAIN_AFTER = 5
 
 
 class DeciderSilent(SwarmError):
-    """The decider gave no valid answer, so nothing may be concluded from it."""
+    """The decider gave no valid answer, so we must not conclude anything about its decision."""
 
 
 Ask = Callable[[TeamRow], Awaitable[TeamDecision]]
-"""Ask the decider that the row names. Raises: DeciderSilent."""
+"""Asks the decider that the row names. Raises: DeciderSilent."""
 
 
 class TeamResolver:
-    """One per server. `run` until cancelled."""
+    """A server's team resolver. `run` runs until it is cancelled."""
 
     def __init__(self, service: Service, ask: Ask, *, clock: Clock) -> None:
         self._service = service
@@ -65,7 +65,7 @@ class TeamResolver:
                 await self._service.doubt.wait()
 
     async def _settle(self, episode_id: str) -> None:
-        """Ask until the decision is applied, or no longer needed."""
+        """Ask until the decision has been applied or is no longer needed."""
         try:
             pause_s, unanswered = FIRST_PAUSE_S, 0
             while (team := self._team(episode_id)) is not None:
@@ -83,7 +83,7 @@ class TeamResolver:
         return prepared.team if prepared is not None and prepared.asks else None
 
     async def _ask_once(self, team: TeamRow) -> bool:
-        """Ask the decider once and apply its decision. Returns whether it answered."""
+        """Ask the decider once, and apply its decision. Return whether it answered."""
         try:
             async with self._permits:
                 decision = await self._ask(team)
@@ -94,12 +94,12 @@ class TeamResolver:
             await self._service.carry_out(lambda t: teams.hear_decision(t, team.episode_id, decision))
         except Refusal as refusal:
             if refusal.code is not ErrorCode.STORAGE_FULL:
-                raise  # with a full disk the episode stays prepared, and asks again
+                raise  # if the disk is full, the episode stays prepared, and we ask again
         return True
 
     def _complain(self, team: TeamRow) -> None:
         line = (
-            f"episode {team.episode_id} is prepared and its decider at {team.decider_url} does not answer; its slot stays held. "
+            f"episode {team.episode_id} is prepared, but its decider at {team.decider_url} does not answer; its slot stays occupied. "
             f"If that server is gone for good: swarm episode resolve {team.episode_id}"
         )
         self._service.log(line)
@@ -109,9 +109,9 @@ ANSWER_LIMIT_S = 10.0
 
 
 class Peers:
-    """The servers that may be asked for decisions.
+    """The servers that we may ask for decisions: those at `urls` and, with `any_loopback`, every server on this machine.
 
-    urls: allowed servers. any_loopback: also allow every server on this machine (if this server needs no tokens).
+    `any_loopback` is only for servers without tokens.
     """
 
     def __init__(
@@ -128,23 +128,25 @@ class Peers:
         self._transport = transport
 
     def vouch(self, decider: Decider) -> None:
-        """Check that this server may ask a decider. Raises: Refusal(forbidden) if not, invalid_spec if its url cannot be asked."""
+        """Check that this server may ask a decider. Raises: Refusal(forbidden) if not; Refusal(invalid_spec) for an invalid URL."""
         try:
             asked = httpx.URL(decider.url)
         except httpx.InvalidURL as error:
-            raise invalid_spec([FieldError(field="decider.url", problem=f"is no address: {error}")]) from error
+            raise invalid_spec([FieldError(field="decider.url", problem=f"is not a valid URL: {error}")]) from error
         if _normal(decider.url) in self._urls or (self._any_loopback and is_loopback(asked.host)):
             return
-        detail = f"this server asks no decider at {decider.url}; have its operator start it with --peer {decider.url}"
+        detail = (
+            f"this server may not ask a decider at {decider.url}; its operator must start it with --peer {decider.url}"
+        )
         raise Refusal(ErrorCode.FORBIDDEN, detail)
 
     async def ask(self, team: TeamRow) -> TeamDecision:
-        """The decider's decision. Raises: DeciderSilent."""
+        """Ask the decider for its decision. Raises: DeciderSilent."""
         url = f"{team.decider_url}/swarm/v1/episodes/{quote(team.decider_id, safe='')}/decision"
         try:
             key = self._keys.unseal(team.episode_id, team.sealed_key)
         except KeyRefused as error:  # the state directory lost its secret, so an operator must resolve the episode
-            raise DeciderSilent(f"{team.decider_url} cannot be asked: {error}") from error
+            raise DeciderSilent(f"cannot ask {team.decider_url}: {error}") from error
         try:
             async with httpx.AsyncClient(
                 timeout=ANSWER_LIMIT_S,
@@ -153,14 +155,14 @@ class Peers:
             ) as http:
                 answer = await http.get(url, headers={"Authorization": f"Bearer {key}"})
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # The client chose the episode's name, which may not fit into a url.
+            # The client chose the episode's id, which may not fit into a URL.
             raise DeciderSilent(f"{team.decider_url}: {str(error) or type(error).__name__}") from error
         if answer.status_code != 200:
             raise DeciderSilent(f"{team.decider_url} answered HTTP {answer.status_code}")
         try:
             decision = TeamDecision.model_validate_json(answer.content)
         except ValidationError as error:
-            raise DeciderSilent(f"{team.decider_url} answered with something that is no decision") from error
+            raise DeciderSilent(f"{team.decider_url} answered, but not with a decision") from error
         if decision.episode_id != team.decider_id:
             raise DeciderSilent(f"{team.decider_url} answered for another episode")
         return decision

@@ -1,4 +1,4 @@
-"""The two timers of a server: one closes things when they expire, the other checks every few seconds what the run waits for."""
+"""A server's two timers: one acts on whatever expires, the other checks every few seconds what the run waits for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ PAUSE_AFTER_FAILED_WRITE_S = 1.0
 
 
 class Timers:
-    """Both timers. due: the lease time of the next expiry (infinite if nothing can expire), and the lease time now. on_end: called if a
-    timer ends."""
+    """Both timers.
+
+    Args:
+        clock: the server's clock.
+        due: returns the lease time of the next expiry (infinite if nothing can expire), and the current lease time.
+        expire: acts on whatever has expired.
+        look_around: checks what the run waits for.
+        on_end: called if a timer ends.
+    """
 
     def __init__(
         self,
@@ -45,13 +52,13 @@ class Timers:
             task.add_done_callback(lambda _: self._on_end())
 
     def check(self) -> None:
-        """Raises: the error that ended a timer; timers must never end by themselves."""
+        """Raise the error that ended a timer, if any; timers run until `close`."""
         for task in self._tasks:
             if task.done():
                 task.result()
 
     def arm(self) -> None:
-        """Look at the deadlines again: something may expire earlier than before."""
+        """Check the deadlines again, because something may now expire earlier."""
         if self._due()[0] < self._armed_for:
             self._rearm.set()
 
@@ -71,7 +78,7 @@ class Timers:
             except Refusal as refusal:
                 if refusal.code is not ErrorCode.STORAGE_FULL:
                     raise
-                await self._clock.sleep(PAUSE_AFTER_FAILED_WRITE_S)  # nothing has changed, so it will be due again
+                await self._clock.sleep(PAUSE_AFTER_FAILED_WRITE_S)  # nothing has changed, so it is still due
 
     async def _watch_quiet(self) -> None:
         while True:

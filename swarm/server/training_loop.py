@@ -1,4 +1,4 @@
-"""The loop that drives a server: boot, collect, train, serve, checkpoint, recover. Decides nothing that the state machine can decide."""
+"""The loop that drives a server: boot, collect, train, serve, checkpoint, recover. The state machine decides whatever it can."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from swarm.server.storage.replay import past_mix, recorded_batch
 T = TypeVar("T")
 
 CRASHES_ALLOWED = 3
-"""How often the engine may go down without completing a step before the run fails. It must be less than a supervisor's limit
-(`BackOff.failures`), or a step that kills the trainer would end the whole server."""
+"""Number of times that the engine may go down without completing a step before the run fails. It must be less than a supervisor's
+limit (`BackOff.failures`), or a step that kills the trainer would stop the whole server."""
 FIRST_PAUSE_S = 0.5
 STORAGE_PAUSE_S = 2.0
 CHECKPOINTS = "checkpoints"
-"""The checkpoints' name in reports that the disk is full."""
+"""Name of the checkpoints in reports that the disk is full."""
 
 
 class TrainingLoop:
-    """One per server. `runs_dir` holds one directory per run, for the engine's checkpoints."""
+    """A server's training loop. `runs_dir` holds one directory per run, for the engine's checkpoints."""
 
     def __init__(self, service: Service, engine: Engine, *, clock: Clock, runs_dir: Path) -> None:
         self._service = service
@@ -56,7 +56,7 @@ class TrainingLoop:
         self._over = False
 
     async def run(self) -> None:
-        """Drive the server until cancelled. First subscribes to the engine's health and boots it; the caller shuts it down."""
+        """Drive the server until cancelled. Subscribes to the engine's health and boots the engine; the caller shuts it down."""
         self._engine.subscribe(self._heard)
         try:
             await self._boot()
@@ -78,11 +78,11 @@ class TrainingLoop:
             self._service.log(refusal.detail)
             await self._clock.sleep(STORAGE_PAUSE_S)
 
-    # -- one thing at a time ------------------------------------------------------------------------------------------
+    # -- one duty at a time ------------------------------------------------------------------------------------------
 
     async def _next(self) -> None:
-        """Carry out the most urgent duty, or wait for one."""
-        # No await before the duty begins, or the state that it was chosen for would be out of date.
+        """Perform the most urgent duty, or wait for one."""
+        # Do not await before the duty begins: the state for which it was chosen could change.
         now = Moment(self._clock.now(), self._clock.monotonic())
         found = next_duty(self._service.state, now)
         run = self._service.state.run
@@ -117,23 +117,23 @@ class TrainingLoop:
         return Phase.ROLLING if run.row.status == "running" else Phase.IDLE
 
     async def _open(self, run: Run) -> None:
-        """Bring the engine to the journal's step: load the newest checkpoint and train the journalled steps after it again."""
+        """Bring the engine to the journal's newest step: load the newest checkpoint, and train the later steps of the journal again."""
         self._enter(Phase.UPDATING)
         context = RunContext(run_id=run.run_id, branch=run.row.branch, spec=run.spec, directory=self._directory(run))
         begins = run.row.branch > 0 and run.kept_step == run.row.branched_at
         with self._room_for_checkpoints(context.directory):
             context.directory.mkdir(parents=True, exist_ok=True)
-            # The newest checkpoint in the folder may belong to the previous branch, so name one until this branch has its own.
+            # The newest checkpoint in the folder may belong to the previous branch, so name the step until this branch has its own.
             at = await self._engine.open_run(context, at_step=run.kept_step if begins else None)
             if at > run.step:
-                # A checkpoint of a step whose outcome was never stored: take the newest that the journal knows.
+                # The outcome of this checkpoint's step was never stored: use the newest checkpoint that the journal knows.
                 at = await self._engine.open_run(context, at_step=run.kept_step)
         if at > run.kept_step:
             best = await self._best(run)
             await self._for_certain(lambda t: steps.checkpointed(t, run.run_id, at, best))
         rows = await self._service.read(lambda reader: reader.steps(run.run_id, at))
         for row in (row for row in rows if row.state == "done"):
-            self._service.log(f"step {row.step} is made again from its journal")
+            self._service.log(f"training step {row.step} again from the journal")
             await self._engine.train(await self._batch(run, row))
         if any(row.state == "done" for row in rows):
             await self._serve(run, run.step)
@@ -162,7 +162,7 @@ class TrainingLoop:
             self._service.restored()
 
     async def _require_checkpoint(self, run: Run, step: int) -> None:
-        """Check that the checkpoint can be read before later ones are given up. Codes: not_found{checkpoints}."""
+        """Check that the checkpoint is readable, before we give up later ones. Codes: not_found{checkpoints}."""
         if not step:
             return
         try:
@@ -171,9 +171,7 @@ class TrainingLoop:
             raise
         except EngineError as error:
             others = [0, *(kept for kept in run.row.checkpoints if kept != step)]
-            detail = (
-                f"run {run.run_id} cannot go back to step {step}: {error}; there are {', '.join(map(str, others))} too"
-            )
+            detail = f"run {run.run_id} cannot go back to step {step}: {error}; its other checkpoints: {', '.join(map(str, others))}"
             raise Refusal(ErrorCode.NOT_FOUND, detail, checkpoints=others) from error
 
     async def _step(self) -> None:
@@ -184,7 +182,7 @@ class TrainingLoop:
         await self._make(run, row)
 
     async def _make(self, run: Run, row: StepRow) -> None:
-        """Train the journalled batch and serve the new weights; only then record that the step is done."""
+        """Train on the journalled batch and serve the new weights; only then record that the step is done."""
         batch = await self._batch(run, row)
         began = self._clock.monotonic()
         outcome = await self._engine.train(batch)
@@ -203,7 +201,7 @@ class TrainingLoop:
         return await self._service.read(lambda reader: recorded_batch(reader, row, specs))
 
     async def _serve(self, run: Run, step: int) -> None:
-        """Serve the trainer's weights; if inference is down, do so as soon as it is back."""
+        """Serve the trainer's weights; if inference is down, serve them as soon as it is back."""
         version = WeightsVersion(run_id=run.run_id, branch=run.row.branch, step=step)
         for attempt in range(CRASHES_ALLOWED):
             try:
@@ -223,7 +221,7 @@ class TrainingLoop:
         await self._for_certain(lambda t: steps.checkpointed(t, run.run_id, step, best))
 
     async def _best(self, run: Run) -> int | None:
-        """The step of the checkpoint with the best results on held-out tasks so far."""
+        """Return the step of the checkpoint with the best results on held-out tasks so far; None if there are no results."""
         evaluated = await self._service.read(lambda reader: reader.held_out(run.run_id))
         best = best_of(run.row.checkpoints, evaluated)
         return None if best is None else best.step
@@ -259,7 +257,8 @@ class TrainingLoop:
             self._heard(EngineHealth(ready=True))
 
     async def _engine_went_down(self, error: EngineDown) -> None:
-        """The trainer's weights are unknown now: when the engine is back, reopen the run from its newest checkpoint."""
+        """Note that the engine went down, and wait until it is back. We no longer know the trainer's weights, so the run will be
+        reopened from its newest checkpoint."""
         self._service.log(f"the engine went down: {error}")
         self._service.tell(lambda t: health.engine_opened(t, None))
         run = self._service.state.run
@@ -267,12 +266,12 @@ class TrainingLoop:
             self._crashed_run, self._crashes = run.run_id, 0
         self._crashes += 1
         if self._crashes > CRASHES_ALLOWED:
-            await self._give_up(f"the engine went down {self._crashes} times without making a step; last: {error}")
+            await self._give_up(f"the engine went down {self._crashes} times without completing a step; last: {error}")
             return
         await self._until_ready(self._crashes - 1)
 
     async def _until_ready(self, attempt: int) -> None:
-        """Return when the engine reports that it is ready or, if it never reported otherwise, after a growing pause."""
+        """Wait until the engine reports that it is ready. If it still counts as ready, first pause, longer with each `attempt`."""
         if self._service.state.situation.engine_ready:
             await self._clock.sleep(FIRST_PAUSE_S * 2**attempt)
         while not self._service.state.situation.engine_ready:
@@ -283,14 +282,14 @@ class TrainingLoop:
         self._crashes = 0
         run = self._service.state.run
         if run is None or run.row.released or run.run_id != self._acting_for:
-            self._service.log(f"gave up on {self._acting_for}, which was replaced already: {reason}")
+            self._service.log(f"gave up on {self._acting_for}, which had already been replaced: {reason}")
             return
         await self._for_certain(lambda t: run_lifecycle.fail(t, reason))
 
     def _heard(self, health: EngineHealth) -> None:
         if self._over:  # the engine is being shut down with the server
             return
-        if not health.ready and health.reason is not None:  # the log has it from whoever supervises the child
+        if not health.ready and health.reason is not None:  # the child's supervisor has already logged it
             self._service.log(f"the engine is not ready: {health.reason}", "debug")
         self._service.engine_health(health)
 
@@ -298,12 +297,12 @@ class TrainingLoop:
         self._service.tell(lambda t: health.enter_phase(t, phase))
 
     def _opened(self, run: Run) -> None:
-        """The engine serves the run's newest step."""
+        """Note that the engine serves the run's newest step."""
         self._service.tell(lambda t: health.engine_opened(t, run.run_id, str(self._directory(run))))
 
     @contextmanager
     def _room_for_checkpoints(self, directory: Path) -> Iterator[None]:
-        """Treat a directory that cannot be written like a full pool: report it, and let the loop try again."""
+        """Treat a directory that cannot be written like a full pool: report the problem, and let the loop try again."""
         try:
             yield
         except OSError as error:

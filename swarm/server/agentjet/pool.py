@@ -52,7 +52,7 @@ def engine_status(state: ServerState) -> str:
 def why_offline(state: ServerState) -> str | None:
     """Return why the newest run ended; None while it continues, or if there was no run."""
     if state.situation.engine_failed is not None:
-        return f"the engine failed permanently: {state.situation.engine_failed.reason}"
+        return f"the engine failed for good: {state.situation.engine_failed.reason}"
     run = state.run
     return None if run is None or run.row.status == "running" else f"run {run.run_id}: {run.row.reason}"
 

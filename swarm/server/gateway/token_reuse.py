@@ -85,7 +85,7 @@ class Prompt:
 
 
 class TokenReuse:
-    """Token reuse with one template. We call the tokens that the template writes after an assistant's message "closing"."""
+    """Token reuse with one template. `_closing` holds the tokens that the template writes after an assistant's message."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -125,7 +125,7 @@ class TokenReuse:
         earlier: Sequence[EarlierCall],
         render: Render,
     ) -> EarlierCall | None:
-        """Find the call whose answer came back with changes that the template does not render, so that nothing changed for the model."""
+        """Find the call whose answer came back with changes that the template does not render, so the model sees no change."""
         for call in sorted(earlier, key=lambda call: len(call.sent), reverse=True):
             size = len(call.sent)
             if len(normal) <= size or normal[:size] != call.normal_sent or call.settings != settings:
@@ -232,7 +232,7 @@ def _parent(
 
 
 def _most_similar(calls: Sequence[EarlierCall], sent: Sequence[Message], agent: str | None) -> EarlierCall | None:
-    """Return the best of several equivalent calls: first the call spelt most like the request, then the agent's own, then the latest."""
+    """Return the best of several equivalent calls: the one spelt most like the request, then the agent's own, then the latest."""
     if len(calls) < 2:
         return calls[0] if calls else None
     spelt = [spelling(message) for message in sent]

@@ -1,4 +1,4 @@
-"""The control surface, `/swarm/v1`: runs, episodes, teams, status, ledger. Endpoints call the service; they decide nothing."""
+"""The control API, `/swarm/v1`: runs, episodes, teams, status, ledger. Endpoints call the service and decide nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _LOST = (ErrorCode.NOT_FOUND, ErrorCode.LEASE_LOST)
 _TWICE = (*_LOST, ErrorCode.IDEMPOTENCY_CONFLICT)
 _NO_SLOT = (ErrorCode.NOT_ROLLING, ErrorCode.DRAINING, ErrorCode.MIX_FULL)
 _IF_MATCH_CHARS = 20
-"""Most digits in a config_version."""
+"""Maximum number of digits in a config_version."""
 
 Step = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -96,7 +96,7 @@ class Health(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRoutes:
-    """Claims, ends and traces. public_url: replaces the host of the request in the base_url of a grant."""
+    """Routes to claim, end and trace episodes. `public_url` replaces the request's host in the base_url of a grant."""
 
     service: Service
     keys: Keyring
@@ -106,7 +106,7 @@ class EpisodeRoutes:
     public_url: str | None = None
 
     @Operation(
-        "POST", "/swarm/v1/sessions", "Make one process the only one that plays as its client", SessionBegun,
+        "POST", "/swarm/v1/sessions", "Make one process the only one that acts as its client", SessionBegun,
         body=SessionRequest, codes=_UNKNOWN,
     )  # fmt: skip
     async def begin_session(self, request: Request, wanted: SessionRequest) -> SessionBegun:
@@ -123,7 +123,12 @@ class EpisodeRoutes:
         return granted.model_copy(update={"base_url": f"{self.public_url or own_url}/v1", "team_key": team_key})
 
     @Operation(
-        "POST", f"{_EPISODE}:end", "End it with a reward, durably", EpisodeReceipt, body=EpisodeResult, codes=_TWICE
+        "POST",
+        f"{_EPISODE}:end",
+        "End it with a reward, and store that durably",
+        EpisodeReceipt,
+        body=EpisodeResult,
+        codes=_TWICE,
     )
     async def end(self, request: Request, result: EpisodeResult) -> EpisodeReceipt:
         return await self.service.end(_episode(request), result)
@@ -138,7 +143,7 @@ class EpisodeRoutes:
     async def renew(self, request: Request, renewal: EpisodeRenewal) -> LeaseRenewed:
         return LeaseRenewed(expires_at=await self.service.renew(_episode(request), renewal))
 
-    @Operation("GET", _EPISODE, "Its status and fate", LedgerEntry, query=NoQuery, codes=_UNKNOWN)
+    @Operation("GET", _EPISODE, "Its state, and how it ended", LedgerEntry, query=NoQuery, codes=_UNKNOWN)
     async def entry(self, request: Request) -> LedgerEntry:
         return await self.service.entry(_episode(request))
 
@@ -155,7 +160,7 @@ class EpisodeRoutes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRoutes:
-    """Starting, changing and stopping runs."""
+    """Routes to start, change and stop runs."""
 
     service: Service
     closing: asyncio.Event
@@ -193,14 +198,14 @@ class RunRoutes:
         return _versioned(await wire.until_gone(request, restored, self.closing))
 
     @Operation(
-        "POST", f"{_RUN}:quarantine", "Keep a client version out of training, or let it in again", RunReport,
+        "POST", f"{_RUN}:quarantine", "Exclude a client version from training, or allow it again", RunReport,
         body=QuarantineRequest, codes=_UNKNOWN, role=Role.ADMIN,
     )  # fmt: skip
     async def quarantine(self, request: Request, wish: QuarantineRequest) -> Response:
         return _versioned(await self.service.quarantine(_run(request), wish, request.state.by))
 
     @Operation(
-        "POST", f"{_RUN}:checkpoint", "Write a whole checkpoint now", CheckpointRef,
+        "POST", f"{_RUN}:checkpoint", "Write a full checkpoint now", CheckpointRef,
         codes=(*_UNKNOWN, ErrorCode.OVER_LIMIT, ErrorCode.NOT_ROLLING), role=Role.ADMIN,
     )  # fmt: skip
     async def checkpoint(self, request: Request) -> CheckpointRef:
@@ -210,7 +215,7 @@ class RunRoutes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRoutes:
-    """The server's status, and the ledger of its episodes."""
+    """Routes for the server's status and the ledger of its episodes."""
 
     service: Service
     closing: asyncio.Event
@@ -221,7 +226,7 @@ class StatusRoutes:
         return Health()
 
     @Operation(
-        "GET", "/swarm/v1/status", "How the server is; long-polls with since", ServerStatus,
+        "GET", "/swarm/v1/status", "The server's status; long-polls with `since`", ServerStatus,
         query=StatusQuery, codes=(ErrorCode.NOT_ROLLING,),
     )  # fmt: skip
     async def status(self, request: Request, query: StatusQuery) -> ServerStatus:
@@ -242,11 +247,11 @@ class StatusRoutes:
         return wire.EventStream(self._event_frames(), closing=self.closing)
 
     async def _event_frames(self) -> AsyncGenerator[bytes, None]:
-        """The status at the time of subscription, then each event as it comes."""
+        """Yield the status at the time of subscription, then each event as it arrives."""
         events = self.service.events()
         coming = asyncio.ensure_future(anext(events))
         try:
-            await asyncio.sleep(0)  # subscribe before reading the status, so that no event falls between them
+            await asyncio.sleep(0)  # subscribe before reading the status, so that no event is lost in between
             yield _frame("status", (await self.service.status()).model_dump(mode="json"))
             while True:
                 event = await coming
@@ -257,18 +262,20 @@ class StatusRoutes:
             await asyncio.gather(coming, return_exceptions=True)
 
     @Operation(
-        "GET", "/swarm/v1/tasks", "How many episodes of each task are ended", TaskProgress,
+        "GET", "/swarm/v1/tasks", "How many episodes of each task have ended", TaskProgress,
         answer_list=True, query=TasksQuery, codes=_UNKNOWN,
     )  # fmt: skip
     async def tasks(self, request: Request, query: TasksQuery) -> list[TaskProgress]:
         return await self.service.tasks(run_id=query.run_id, client_id=query.client_id, mix=query.mix)
 
-    @Operation("GET", "/swarm/v1/ledger", "What became of each episode", LedgerPage, query=LedgerQuery, codes=_UNKNOWN)
+    @Operation(
+        "GET", "/swarm/v1/ledger", "What happened to each episode", LedgerPage, query=LedgerQuery, codes=_UNKNOWN
+    )
     async def ledger(self, request: Request, query: LedgerQuery) -> LedgerPage:
         return await self.service.ledger(**dict(query))
 
     @Operation(
-        "GET", "/swarm/v1/ledger/summary", "The same, added up by reason and cause", LedgerSummary,
+        "GET", "/swarm/v1/ledger/summary", "Totals of the ledger, by reason and cause", LedgerSummary,
         query=LedgerFilter, codes=_UNKNOWN,
     )  # fmt: skip
     async def summary(self, request: Request, query: LedgerFilter) -> LedgerSummary:
@@ -277,14 +284,14 @@ class StatusRoutes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamRoutes:
-    """Two-phase commit of episodes that several servers hold for one team."""
+    """Routes for the two-phase commit of a team's episodes on several servers."""
 
     service: Service
     keys: Keyring
     peers: Peers
 
     @Operation(
-        "POST", f"{_EPISODE}:prepare", "Bind it to the decision of its team, durably", TeamReceipt,
+        "POST", f"{_EPISODE}:prepare", "Bind it durably to its team's decision", TeamReceipt,
         body=EpisodePreparation, codes=_TWICE,
     )  # fmt: skip
     async def prepare(self, request: Request, wish: EpisodePreparation) -> TeamReceipt:
@@ -294,25 +301,25 @@ class TeamRoutes:
         return await self.service.prepare(episode_id, wish, self.keys.seal(wish.decider.key))
 
     @Operation(
-        "POST", f"{_EPISODE}:commit", "On the decider: decide for the team; elsewhere: hear that it is decided",
+        "POST", f"{_EPISODE}:commit", "On the decider: decide for the team; elsewhere: learn the decision",
         TeamReceipt, body=EpisodeCommit, codes=_LOST,
     )  # fmt: skip
     async def commit(self, request: Request, commit: EpisodeCommit) -> TeamReceipt:
         return await self.service.commit(_episode(request), commit)
 
     @Operation(
-        "GET", f"{_EPISODE}/decision", "What was decided, for servers that hold the episode's team key", TeamDecision,
+        "GET", f"{_EPISODE}/decision", "The team's decision, for servers that hold the episode's team key", TeamDecision,
         codes=_UNKNOWN, role=None,
     )  # fmt: skip
     async def decision(self, request: Request) -> TeamDecision:
-        # Needed even on a server without tokens: the key proves that this is the server that the team chose.
+        # Checked even on a server without tokens: the key proves that the team chose this server as its decider.
         if not self.keys.is_team_key(bearer(request.headers.get("authorization")), _episode(request)):
-            detail = "send the team_key of the decider's grant; this server made no such key"
+            detail = "this server did not issue this key: send the team_key from the decider's grant"
             raise Refusal(ErrorCode.UNAUTHORIZED, detail)
         return await self.service.decision(_episode(request))
 
     @Operation(
-        "POST", f"{_EPISODE}:resolve", "Decide in place of a decider that is gone for good", TeamReceipt,
+        "POST", f"{_EPISODE}:resolve", "Decide in place of a decider that is permanently gone", TeamReceipt,
         body=EpisodeResolution, codes=_LOST, role=Role.ADMIN,
     )  # fmt: skip
     async def resolve(self, request: Request, resolution: EpisodeResolution) -> TeamReceipt:

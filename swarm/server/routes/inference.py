@@ -1,7 +1,7 @@
-"""The inference surface, `/v1`, for agents' SDKs. Authorised by an episode's api_key.
+"""The inference API, `/v1`, for agents' SDKs, authorised by an episode's api_key.
 
-Decodes, calls the gateway, encodes. Errors have OpenAI's format, with our error code as `code`; on the messages surface they
-have Anthropic's format.
+Decodes requests, calls the gateway and encodes answers. Errors have OpenAI's format, with our error code as `code`; those of the
+Messages API have Anthropic's format.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from swarm.server.state.leases import API_KEY_PREFIX
 _MESSAGES = "/v1/messages"
 _MODELS = "/v1/models"
 _AGAIN = "/v1"
-"""Also serves `/v1/v1/…`, because Anthropic's SDK appends `/v1/…` even to an episode's whole base_url."""
+"""Prefix under which we also serve `/v1/v1/…`: Anthropic's SDK appends `/v1/…` even to an episode's base_url, which ends with `/v1`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRoutes:
-    """Endpoints that authorise and decode by themselves, because errors have the dialect's own form."""
+    """Endpoints that do their own authorising and decoding, because each dialect has its own form for errors."""
 
     gateway: Gateway
     service: Service
@@ -104,13 +104,13 @@ class InferenceRoutes:
         }
 
     async def _require_open(self, request: Request) -> EpisodeKey:
-        """Raises: KeyRefused, Refusal(lease_lost) when the key's episode is over."""
+        """Check that the key's episode is open, and renew its lease. Raises: KeyRefused; Refusal(lease_lost) if it is over."""
         key = await self._key(request)
         await self.service.renew(key.episode_id, EpisodeRenewal(lease=key.lease))
         return key
 
     async def _key(self, request: Request) -> EpisodeKey:
-        """The episode key from `Authorization: Bearer`, or from `x-api-key`, which Anthropic's SDK sends.
+        """Return the episode key from `Authorization: Bearer`, or from `x-api-key`, which Anthropic's SDK sends.
 
         Raises: KeyRefused, Refusal(lease_lost).
         """
@@ -118,7 +118,7 @@ class InferenceRoutes:
         if not token.startswith(API_KEY_PREFIX):
             token = request.headers.get("x-api-key") or token
         old = self.keys.episode_of_old_key(token)
-        if old is not None:  # an older server's key: its open episodes were closed at the next start
+        if old is not None:  # a key from an older server, whose open episodes were closed at the next start
             raise await self.service.why_lost(old)
         return await self.service.access(token)
 
@@ -126,7 +126,7 @@ class InferenceRoutes:
 def error_response(
     error: SwarmError, path: str = "", *, status: int | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An error in the format of the surface at `path`. status: None means the error's own."""
+    """Encode an error in the format of the API at `path`. If `status` is None, use the error's own status."""
     answer = answer_of(error)
     status = status or answer.status
     of_anthropic = path.startswith((_MESSAGES, f"{_AGAIN}/v1/"))
@@ -135,10 +135,10 @@ def error_response(
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """Raises: RequestRefused, Refusal(invalid_spec)."""
+    """Decode a request's body as a JSON object. Raises: RequestRefused, Refusal(invalid_spec)."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        text = f"a body with the Content-Encoding {encoding!r} is not read here; send it uncompressed"
+        text = f"this server does not decode the Content-Encoding {encoding!r}; send the body uncompressed"
         raise refused(415, text, "BadRequestError")
     body = await wire.decode_object(request, check=check_depth)
     if not isinstance(body.get("stream"), bool | None):
@@ -147,7 +147,7 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 async def _first(frames: AsyncIterator[bytes]) -> bytes:
-    """Wait for the first frame, so that a refusal still gets its own status. A stream without frames is a bug of the gateway."""
+    """Wait for the first frame, so that a refusal still gets its own HTTP status. A stream without frames is a bug in the gateway."""
     async for frame in frames:
         return frame
-    raise EngineDown("the stream ended before it began")
+    raise EngineDown("the stream ended without any output")

@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus: the status and the newest step, read at each request. This module counts nothing itself."""
+"""`/metrics` for Prometheus: the status and the newest step, read on each request. This module counts nothing itself."""
 
 from __future__ import annotations
 
@@ -65,23 +65,25 @@ class _Snapshot(Collector):
         yield _gauge("swarm_episodes_ended", "Ended episodes that wait in the pool", pool.ended)
         yield _gauge("swarm_groups_open", "Groups with slots to fill", pool.groups_open)
         yield _gauge("swarm_groups_ready", "Groups ready for the next step", pool.groups_ready)
-        yield _gauge("swarm_groups_needed", "Groups that one step takes", pool.groups_needed)
+        yield _gauge("swarm_groups_needed", "Groups that one step needs", pool.groups_needed)
         yield _gauge("swarm_tokens_per_second", "Sampled tokens per second", status.engine.tokens_per_s)
-        yield _gauge("swarm_engine_failures", "Crashes of the engine's children in a row", status.engine.failures)
+        yield _gauge(
+            "swarm_engine_failures", "Consecutive crashes of the engine's child processes", status.engine.failures
+        )
         lost = CounterMetricFamily(
-            "swarm_attempts_lost", "Episodes of the current run, by who lost them", labels=["cause"]
+            "swarm_attempts_lost", "Lost episodes of the current run, by who lost them", labels=["cause"]
         )
         for cause, episodes in self._lost.items():
             lost.add_metric([cause.value], episodes)
         yield lost
         failed = CounterMetricFamily(
-            "swarm_failed_calls", "Calls that failed on the server's side since it started", labels=["reason"]
+            "swarm_failed_calls", "Calls that failed because of the server since it started", labels=["reason"]
         )
         for reason in _REASONS:
             failed.add_metric([reason], float(self._failed_calls.get(reason, 0)))
         yield failed
         by_step = GaugeMetricFamily(
-            "swarm_step_metric", "The newest step, see docs/reference/metrics.md", labels=["name"]
+            "swarm_step_metric", "Metrics of the newest step, see docs/reference/metrics.md", labels=["name"]
         )
         for step in self._newest:
             for name, value in step.values.items():

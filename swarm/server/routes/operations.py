@@ -1,4 +1,4 @@
-"""Declares each call of the HTTP surface once; both its route and the OpenAPI document follow from the declaration."""
+"""Declares each operation of the HTTP API once; its route and the OpenAPI document both follow from the declaration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from swarm.server.keys import ControlTokens, Role
 from swarm.server.routes import wire
 
 Endpoint = Callable[..., Awaitable[Any]]
-"""(self, request), then the query and the body if the operation has them. Returns a response, a model or a list of models."""
+"""Takes (self, request), then the query and the body if there are any. Returns a response, a model or a list of models."""
 Declared = TypeVar("Declared", bound=Endpoint)
 
 INFERENCE = "/v1/"
@@ -30,12 +30,12 @@ _ATTRIBUTE = "operation"
 
 
 class NoQuery(StrictModel):
-    """The query string of a call that takes none."""
+    """The query string of an operation without parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The input, output and required role of one call. As a decorator it declares a method as the call's endpoint."""
+    """Input, output and required role of one operation. Use it as a decorator to declare a method as the operation's endpoint."""
 
     method: Literal["GET", "POST", "PATCH"]
     path: str
@@ -43,19 +43,19 @@ class Operation:
     answer: type[BaseModel] | None = None
     _: KW_ONLY
     answer_list: bool = False
-    """The answer is a list of `answer`."""
+    """Whether the answer is a list of `answer`."""
     media_type: str = "application/json"
     status: int = 200
     body: type[BaseModel] | Literal["object"] | None = None
-    """object: a JSON object whose fields the dialect or a merge patch names."""
+    """Model of the body; "object" for any JSON object, whose fields a dialect or a merge patch defines."""
     query: type[StrictModel] | None = None
     headers: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    """Undocumented paths that answer the same."""
+    """Undocumented paths that give the same answer."""
     codes: tuple[ErrorCode, ...] = ()
-    """Its own refusals, in addition to those for a bad body or query."""
+    """Codes of its refusals, in addition to those for a bad body or query."""
     role: Role | None = Role.CLIENT
-    """Required role. None: the endpoint checks its own key, or needs none."""
+    """Required role; None if the endpoint checks a key itself, or is open to all."""
 
     def __call__(self, endpoint: Declared) -> Declared:
         setattr(endpoint, _ATTRIBUTE, self)
@@ -73,13 +73,13 @@ class Operation:
 
 
 def declared(group: object) -> list[tuple[Operation, Endpoint]]:
-    """The operations among an object's methods, in the order of their definition."""
+    """Return the operations among an object's methods, in the order of their definition."""
     found = [(getattr(method, _ATTRIBUTE, None), getattr(group, name)) for name, method in vars(type(group)).items()]
     return [(operation, endpoint) for operation, endpoint in found if operation is not None]
 
 
 def routes(group: object, tokens: ControlTokens) -> Iterator[Route]:
-    """Make the routes, which authorise, decode, call the endpoint and encode."""
+    """Yield the routes. Each one authorises, decodes, calls the endpoint and encodes."""
     for operation, endpoint in declared(group):
         serve = endpoint if operation.inference else _decoded(operation, endpoint, tokens)
         for path in (operation.path, *operation.aliases):
@@ -112,7 +112,7 @@ def _decoded(
 
 
 class Document:
-    """`/openapi.json`, made at the first request."""
+    """Serves `/openapi.json`, which it builds on the first request."""
 
     def __init__(self, groups: Sequence[object]) -> None:
         self._operations = [each for group in groups for each in declared(group)]
@@ -124,7 +124,7 @@ class Document:
 
 
 def _document(operations: Sequence[tuple[Operation, str]]) -> dict[str, Any]:
-    """operations: each with the name of its endpoint."""
+    """Build the OpenAPI document. `operations` pairs each operation with the name of its endpoint."""
     paths: dict[str, dict[str, Any]] = {}
     shapes: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {(Problem, "serialization"): None}
     for operation, name in operations:
@@ -182,7 +182,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     answered = {"description": operation.summary, "content": {operation.media_type: {"schema": schema}}}
     if operation.inference:
         return {str(operation.status): answered, "default": {"description": "An error in the dialect's own format"}}
-    codes = ", ".join(operation.every_code) or "none of its own"
-    text = f"A problem document. Codes beside unauthorized, forbidden, storage_full, engine_failed and server_fault: {codes}"
+    codes = ", ".join(operation.every_code) or "none"
+    text = f"A problem document. Codes besides unauthorized, forbidden, storage_full, engine_failed and server_fault: {codes}"
     problem = {"application/problem+json": {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
     return {str(operation.status): answered, "default": {"description": text, "content": problem}}

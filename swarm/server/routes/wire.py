@@ -1,6 +1,6 @@
-"""Reads requests and writes answers: authorisation, models, problem documents, and streams that notice a hang-up.
+"""Reads requests and writes answers: authorisation, models, problem documents, and streams that notice when a client disconnects.
 
-Knows HTTP and pydantic, and nothing of runs or episodes.
+Knows HTTP and pydantic, but nothing about runs or episodes.
 """
 
 from __future__ import annotations
@@ -32,21 +32,24 @@ Result = TypeVar("Result")
 MAX_BODY_BYTES = 64 * 2**20
 MAX_CONTROL_BYTES = 4 * 2**20
 _LARGE_BYTES = 2**18
-"""A body of this size takes milliseconds to parse; larger ones are parsed in a thread."""
+"""A body of this size takes milliseconds to parse; larger bodies are parsed in a thread."""
 _DIGITS_TO_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _NINETEEN_DIGITS = b"0" * 19
-"""An integer of fewer digits has at most 64 bits."""
+"""Pattern for long integers: one with fewer digits fits in 64 bits."""
 _JSON = "application/json"
 _PROBLEM = "application/problem+json"
 _STRAIGHT = "swarm.straight_send"
 
 
 class ClientGone(SwarmError):
-    """The client hung up before it got an answer."""
+    """The client disconnected before it got an answer."""
 
 
 def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT) -> str:
-    """Check that the caller has the needed role; return its name for the record. Raises: Refusal(unauthorized, forbidden)."""
+    """Check that the caller has the needed role, and return the caller's name for the records.
+
+    Raises: Refusal(unauthorized, forbidden).
+    """
     if not tokens.required:
         _refuse_agents(request)
         _refuse_foreign_pages(request)
@@ -55,39 +58,40 @@ def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT)
         given = "the token is invalid" if "authorization" in request.headers else "no token was sent"
         raise Refusal(
             ErrorCode.UNAUTHORIZED,
-            f"this server asks for a token, and {given}: send its admin or client token as `Authorization: Bearer` "
-            "(`swarm` and `researcher` take it from SWARM_TOKEN, SwarmClient as `token`)",
+            f"this server requires a token, but {given}: send its admin or client token as `Authorization: Bearer` "
+            "(`swarm` and `researcher` read it from SWARM_TOKEN, SwarmClient takes it as `token`)",
         )
     if needed is Role.ADMIN and role is not Role.ADMIN:
-        raise Refusal(ErrorCode.FORBIDDEN, "a client token does not allow this; use the server's admin token")
+        raise Refusal(ErrorCode.FORBIDDEN, "a client token is not enough for this; use the server's admin token")
     return f"{role}@{request.client.host}" if request.client else str(role)
 
 
 def _refuse_agents(request: Request) -> None:
-    """Refuse episodes' api keys, which may only call the model, even on a server without tokens. Raises: Refusal(forbidden)."""
+    """Refuse an episode's API key, which may only call the model, even on a server without tokens. Raises: Refusal(forbidden)."""
     keys = (bearer(request.headers.get("authorization")), request.headers.get("x-api-key", ""))
     if any(key.startswith(API_KEY_PREFIX) for key in keys):
         raise Refusal(
             ErrorCode.FORBIDDEN,
-            "an episode's api key only calls the model, at /v1/...; to report, send the lease, and no api key",
+            "an episode's API key is only for calling the model, at /v1/...; to report, send the lease instead of the key",
         )
 
 
 def _refuse_foreign_pages(request: Request) -> None:
-    """Refuse requests of foreign web pages: a browser on this machine lets any page reach the loopback. Raises: Refusal(forbidden).
+    """Refuse requests from foreign web pages: a browser on this machine lets any page reach loopback addresses.
 
-    Programs send no `Origin`, nor do browsers when a page calls its own site, whose name may resolve to this machine.
+    Programs send no `Origin`. Browsers send none either when a page calls its own site, whose name may resolve to this machine,
+    so the host's name is checked too.
+
+    Raises: Refusal(forbidden).
     """
     host = _host_of(f"//{request.headers.get('host', '')}")
     own_name = _host_of(request.app.state.public_url or "")
-    if host != own_name and not is_private_name(host):  # its DNS may answer with any address
-        detail = (
-            f"a server that asks for no token does not answer for {host}; start it with --public-url or an admin token"
-        )
+    if host != own_name and not is_private_name(host):  # the owner of that name can make it resolve to any address
+        detail = f"a server without tokens does not answer under the name {host}; start it with --public-url or an admin token"
         raise Refusal(ErrorCode.FORBIDDEN, detail)
     origin = request.headers.get("origin")
     if origin is not None and not _of_this_machine(origin):
-        detail = f"a web page of {origin} may not steer a server that asks for no token; start it with an admin token"
+        detail = f"a web page from {origin} may not control a server without tokens; start it with an admin token"
         raise Refusal(ErrorCode.FORBIDDEN, detail)
 
 
@@ -103,7 +107,7 @@ def _host_of(url: str) -> str:
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The request's body. Raises: BodyTooLarge, before the body is in memory; ClientGone."""
+    """Read the request's body. Raises: BodyTooLarge, before the whole body is in memory; ClientGone."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -113,12 +117,12 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
                 raise BodyTooLarge(limit_bytes)
             parts.append(part)
     except ClientDisconnect as error:
-        raise ClientGone("the client hung up in the middle of its request") from error
+        raise ClientGone("the client disconnected in the middle of its request") from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def decode(request: Request, model: type[Model]) -> Model:
-    """The body as `model`. Raises: Refusal(invalid_spec), naming each bad field and the nearest known name."""
+    """Parse the body as `model`. Raises: Refusal(invalid_spec) that names each bad field and the nearest known name."""
     value = await read_json(await read_body(request, MAX_CONTROL_BYTES) or b"{}", control=True)
     try:
         return model.model_validate(value)
@@ -129,7 +133,10 @@ async def decode(request: Request, model: type[Model]) -> Model:
 async def decode_object(
     request: Request, *, control: bool = False, check: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
-    """The body as a JSON object that passes the check. control: the call is under `/swarm`. Raises: Refusal(invalid_spec)."""
+    """Parse the body as a JSON object, and apply `check` to it. Set `control` for requests under `/swarm`.
+
+    Raises: Refusal(invalid_spec), BodyTooLarge.
+    """
     raw = await read_body(request, MAX_CONTROL_BYTES if control else MAX_BODY_BYTES)
     value = await read_json(raw, control=control, check=check)
     if not isinstance(value, dict):
@@ -139,7 +146,7 @@ async def decode_object(
 
 
 async def read_json(raw: bytes, *, control: bool = False, check: Callable[[dict[str, Any]], None] | None = None) -> Any:
-    """Parse and check JSON, in a thread if it is large. Raises: Refusal(invalid_spec)."""
+    """Parse JSON and check it if it is an object, in a thread if it is large. Raises: Refusal(invalid_spec)."""
     large = len(raw) > _LARGE_BYTES
 
     def read() -> Any:
@@ -159,7 +166,7 @@ async def read_json(raw: bytes, *, control: bool = False, check: Callable[[dict[
 
 
 def _quickly(raw: bytes) -> Any:
-    """Like `strict_json.loads_plain`, but with a faster parser, unless that could read an integer of more than 64 bits as a float."""
+    """Parse like `strict_json.loads_plain`, but faster, except where the faster parser might read an overlong integer as a float."""
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -169,14 +176,14 @@ def _quickly(raw: bytes) -> Any:
 
 
 def decode_query(request: Request, model: type[Model]) -> Model:
-    """The query string as `model`; a known name without a value is left out.
+    """Parse the query string as `model`. A known name without a value counts as absent.
 
-    Raises: Refusal(invalid_spec), also for a name that stands twice.
+    Raises: Refusal(invalid_spec), also for a name that appears twice.
     """
     stated = Counter(name for name, _ in request.query_params.multi_items())
     repeated = [name for name, times in stated.items() if times > 1]
     if repeated:
-        raise invalid_spec([FieldError(field=name, problem="stands twice in the query") for name in repeated])
+        raise invalid_spec([FieldError(field=name, problem="appears twice in the query") for name in repeated])
     given = {name: value for name, value in request.query_params.items() if value or name not in model.model_fields}
     try:
         return model.model_validate(given)
@@ -187,7 +194,7 @@ def decode_query(request: Request, model: type[Model]) -> Model:
 def answer(
     shown: BaseModel | Sequence[BaseModel], *, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    """A model, or a list of models, as JSON."""
+    """Encode a model, or a list of models, as a JSON response."""
     if isinstance(shown, BaseModel):
         return Response(shown.model_dump_json().encode(), status, headers, _JSON)
     body = b"[" + b",".join(each.model_dump_json().encode() for each in shown) + b"]"
@@ -199,7 +206,7 @@ def answer_json(value: Any, *, status: int = 200, headers: dict[str, str] | None
 
 
 def problem(refusal: Refusal, *, status: int | None = None, headers: dict[str, str] | None = None) -> Response:
-    """The problem document of a refusal, with `Retry-After` if the refusal has it."""
+    """Encode a refusal as a problem document, with a `Retry-After` header if the refusal has `retry_after_s`."""
     document = Problem.of(refusal)
     if status is not None:
         document = document.model_copy(update={"status": status})
@@ -213,9 +220,9 @@ def problem(refusal: Refusal, *, status: int | None = None, headers: dict[str, s
 
 
 async def until_gone(request: Request, work: Awaitable[Result], closing: asyncio.Event | None = None) -> Result:
-    """The result of `work`, which is cancelled when the client hangs up or the server closes.
+    """Return the result of `work`, or cancel it when the client disconnects or the server closes.
 
-    The body must have been read before. Raises: ClientGone, Refusal(not_rolling) when closing.
+    Read the request's body before calling this. Raises: ClientGone; Refusal(not_rolling) when the server closes.
     """
     task = asyncio.ensure_future(work)
     await _race(task, _disconnected(request.receive), closing)
@@ -223,11 +230,11 @@ async def until_gone(request: Request, work: Awaitable[Result], closing: asyncio
         return task.result()
     if closing is not None and closing.is_set():
         raise Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down; try again when it is back", retry_after_s=5)
-    raise ClientGone("the client hung up")
+    raise ClientGone("the client disconnected")
 
 
 async def _race(work: asyncio.Future[Any], gone: Coroutine[Any, Any, None], closing: asyncio.Event | None) -> None:
-    """Wait until the work is done, the client is gone or the server closes; then cancel the remaining tasks."""
+    """Wait until the work is done, the client is gone or the server closes; then cancel the other tasks."""
     waiters: set[asyncio.Future[Any]] = {work, asyncio.ensure_future(gone)}
     if closing is not None:
         waiters.add(asyncio.ensure_future(closing.wait()))
@@ -240,7 +247,7 @@ async def _race(work: asyncio.Future[Any], gone: Coroutine[Any, Any, None], clos
 
 
 class StraightSend:
-    """Middleware that lets stream frames bypass the inner middleware, which only needs the start of an answer."""
+    """Middleware that lets a stream's frames bypass the inner middleware, which only needs the start of an answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -251,9 +258,9 @@ class StraightSend:
 
 
 class EventStream(Response):
-    """Encoded server-sent events. Closes `frames` when the client hangs up or `closing` is set.
+    """A response of encoded server-sent events. Closes `frames` when the client disconnects or `closing` is set.
 
-    first: a frame that was already taken from `frames`.
+    `first` is a frame that was already taken from `frames`.
     """
 
     media_type = "text/event-stream"

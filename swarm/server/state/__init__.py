@@ -1,1 +1,1 @@
-"""The bookkeeping of a server: runs, leases, groups, batches, fates. Refuses to know HTTP, torch and sockets."""
+"""A server's bookkeeping: runs, leases, groups, batches, and how episodes end. Knows nothing of HTTP, torch or sockets."""

@@ -1,8 +1,8 @@
-"""Forms batches: which family's turn it is, when enough groups are collected, and how many may be open until then.
+"""Forms batches: decides which family's turn it is, when enough groups are collected, and how many may be open until then.
 
-A run may mix families of tasks in given ratios. The next turn belongs to the family that is furthest behind its share. Whole
-numbers make this exact: from a balance of zero, every family has its share again after as many groups as the sum of the ratios in
-lowest terms. Without a mix, all groups belong to one family, "".
+A run may mix families of tasks in given ratios. The next turn belongs to the family that is furthest behind its share. We count
+in whole numbers, so that this is exact: starting from a balance of zero, every family has exactly its share again after n groups,
+where n is the sum of the ratios in lowest terms. Without a mix, all groups belong to one family, "".
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Mix = Mapping[str, MixSpec]
 
 
 def family_of(label: str | None, mix: Mix) -> str:
-    """The family that a group of this label belongs to; only for labels that the mix names, when there is one."""
+    """Return the family of a group with this label. If there is a mix, it must name the label."""
     return label or EVERYTHING if mix else EVERYTHING
 
 
 def balance_under(row: MixRow, mix: Mix) -> MixRow:
-    """The balance under the ratios of `mix`. If the ratios changed, it starts again, carrying over only the whole groups owed."""
+    """Return the balance under the ratios of `mix`. If the ratios changed, start again and carry over only the whole groups owed."""
     ratios = {name: family.ratio for name, family in mix.items()} or {EVERYTHING: 1.0}
     if ratios == row.ratios:
         return row
@@ -40,7 +40,7 @@ def balance_under(row: MixRow, mix: Mix) -> MixRow:
 
 
 def balance_after(row: MixRow, mix: Mix, labels: Iterable[str | None]) -> MixRow:
-    """The balance after a step with groups of these labels."""
+    """Return the balance after a step with groups of these labels."""
     now = balance_under(row, mix)
     entered, trained = dict(now.entered), dict(now.trained)
     for label in labels:
@@ -52,7 +52,7 @@ def balance_after(row: MixRow, mix: Mix, labels: Iterable[str | None]) -> MixRow
 
 
 class Turns:
-    """Walks through the turns that follow from a balance."""
+    """Iterates over the turns that follow from a balance."""
 
     def __init__(self, row: MixRow) -> None:
         self._weights = _weights(tuple(row.ratios.items()))
@@ -68,7 +68,7 @@ class Turns:
         return list(self._weights)
 
     def whose(self, among: Iterable[str]) -> str:
-        """The family that is furthest behind; among equals, the one that the spec names first."""
+        """Return the family that is furthest behind; of equals, the one that the spec names first."""
         return max(among, key=lambda name: self._owed[name] + self._weights[name])
 
     def take(self, name: str) -> None:
@@ -77,13 +77,13 @@ class Turns:
         self._owed[name] -= self._whole
 
     def debts(self) -> dict[str, float]:
-        """Number of groups that each family is behind."""
+        """Return the number of groups by which each family is behind."""
         return {name: owed / self._whole for name, owed in self._owed.items()}
 
 
 @lru_cache(maxsize=64)
 def _weights(ratios: tuple[tuple[str, float], ...]) -> dict[str, int]:
-    """The ratios as whole numbers in lowest terms. Cached, so callers must not change the result."""
+    """Return the ratios as whole numbers in lowest terms. The result is cached, so callers must not change it."""
     exact = {name: Fraction(str(ratio)) for name, ratio in ratios}
     scale = math.lcm(*(ratio.denominator for ratio in exact.values()))
     whole = {name: int(ratio * scale) for name, ratio in exact.items()}
@@ -93,25 +93,25 @@ def _weights(ratios: tuple[tuple[str, float], ...]) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Wait:
-    """A wait of the other families for one family. Times are lease time."""
+    """The other families' wait for one family. Times are lease time."""
 
     since: float
     early: bool
-    """It began before any family had its part of the next step ready; such a wait runs only while nobody plays the awaited family."""
+    """Whether it began before any family had its part of the next step ready. If so, it runs only while no client plays the family."""
     resting: bool = False
-    """The wait is paused because a client plays the family, until that episode is in the pool or lost. If it is lost, the wait resumes
-    with the same `since`."""
+    """Whether the wait is paused because a client plays the family, until that episode is in the pool or lost. If it is lost, the wait
+    resumes with the same `since`."""
     reported: bool = False
 
 
 @dataclass(slots=True)
 class Awaited:
-    """Families that other families wait for after doing their own part. Times are lease time."""
+    """Families for which the others wait once they have done their own part. Times are lease time."""
 
     waits: dict[str, _Wait] = field(default_factory=dict)
 
     def ends_at(self, mix: Mix) -> dict[str, float]:
-        """When the patience with each family runs out."""
+        """Return, for each awaited family, the time at which patience with it runs out."""
         return {
             name: wait.since + mix[name].patience_s
             for name, wait in self.waits.items()
@@ -119,11 +119,11 @@ class Awaited:
         }
 
     def passed(self, mix: Mix, now: float) -> frozenset[str]:
-        """Families with which patience has run out: steps run without them until they complete a group."""
+        """Return the families with which patience has run out: steps run without them until they complete a group."""
         return frozenset(name for name, at in self.ends_at(mix).items() if at <= now)
 
     def newly_passed(self, mix: Mix, now: float) -> list[str]:
-        """Families with which patience has run out since the last call."""
+        """Return the families with which patience has run out since the last call."""
         passed = self.passed(mix, now)
         late = sorted(name for name in passed if not self.waits[name].reported)
         for name, wait in self.waits.items():
@@ -131,10 +131,10 @@ class Awaited:
         return late
 
     def look(self, missing: Set[str], awaited: Set[str], mix: Mix, now: float, *, early: bool) -> list[str]:
-        """Start to wait for the `awaited` families, or resume a paused wait; return the families of both.
+        """Start or resume waiting for the `awaited` families. Return those for which a wait started or resumed.
 
         Stop waiting for families that are not `missing`, unless patience with them ran out or the wait is paused.
-        early: no family has its part of the next step ready yet.
+        `early` means that no family has its part of the next step ready yet.
         """
         kept = missing | self.passed(mix, now)
         self.waits = {name: wait for name, wait in self.waits.items() if name in kept or wait.resting}
@@ -148,18 +148,18 @@ class Awaited:
         return begun
 
     def played(self, name: str, mix: Mix, now: float) -> None:
-        """A client took a slot of the family: pause an early wait for it, unless patience ran out, until that episode ends."""
+        """Pause an early wait for a family because a client took one of its slots, unless patience has run out."""
         wait = self.waits.get(name)
         if wait is not None and wait.early and name not in self.passed(mix, now):
             wait.resting = True
 
     def delivered(self, name: str) -> None:
-        """An episode of the family reached the pool: end its paused wait."""
+        """End a paused wait for a family because one of its episodes reached the pool."""
         if name in self.waits and self.waits[name].resting:
             del self.waits[name]
 
     def ready(self, name: str) -> None:
-        """The family finished a group: end the wait for it."""
+        """End the wait for a family because it finished a group."""
         self.waits.pop(name, None)
 
     def clear(self) -> None:
@@ -171,28 +171,28 @@ class Awaited:
 
 
 def groups_needed(batch: BatchSpec) -> int:
-    """Number of groups that a step needs, if all of them become full."""
+    """Return the number of groups that a step needs if all of them become full."""
     if batch.rule == "episodes":
         return math.ceil((batch.episodes or 1) / batch.group_size)
     return batch.tasks
 
 
 def one_batch(batch: BatchSpec) -> int:
-    """Size of one step's batch: in groups or, with rule `episodes`, in episodes."""
+    """Return the size of one step's batch: in groups or, with rule `episodes`, in episodes."""
     return (batch.episodes or 1) if batch.rule == "episodes" else batch.tasks
 
 
 def most_flat(batch: BatchSpec) -> int:
-    """Most groups with equal rewards that rule `informative_tasks` drops for one step."""
+    """Return the maximum number of groups with equal rewards that rule `informative_tasks` drops for one step."""
     return batch.tasks * batch.max_gen_batches
 
 
 def horizon(spec: RunSpec, *, step: int, versions_ahead: int) -> int:
-    """Maximum number of groups or episodes (the unit of `one_batch`) in the pool, counting open groups as full: as many as can
-    still be used within `max_staleness`, the limit of steps and `max_pool_episodes`.
+    """Return how many groups (or episodes, as in `one_batch`) the pool may hold, counting open groups as full.
 
-    step: the newest completed step. versions_ahead: 1 during a step whose weights are not served yet, else 0. Each later
-    batch is one version further ahead.
+    That is as many as can still be used within `max_staleness`, the limit of steps and `max_pool_episodes`. `step` is the newest
+    completed step. `versions_ahead` is 1 during a step whose weights are not served yet, else 0; each later batch is one version
+    further ahead.
     """
     batch = spec.batch
     batches = spec.max_staleness - versions_ahead + 1
@@ -206,20 +206,24 @@ def horizon(spec: RunSpec, *, step: int, versions_ahead: int) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Draw:
-    """Assignment of groups to turns."""
+    """An assignment of groups to turns."""
 
     groups: list[Group]
-    """In the order of their turns."""
+    """The groups that have a turn, in the order of their turns."""
     missing: Counter[str]
-    """Number of turns of each family without a group. Counting stops once every family has one and no group is left."""
+    """For each family, the number of turns without a group. Counting stops once every family has such a turn and no group is left."""
     complete: bool
 
 
 def draw(batch: BatchSpec, balance: MixRow, groups: Iterable[Group], wanted: int, passed: Set[str]) -> Draw:
     """Fill the next turns with groups of the right families, until the batch has size `wanted`.
 
-    groups: in the order in which a family's groups are taken. passed: families that nobody waits for any longer; they take a
-    turn only if they have a group.
+    Args:
+        batch: the run's batch settings.
+        balance: the balance before these turns.
+        groups: candidates; each family's groups are used in this order.
+        wanted: size of the batch, in the unit of `one_batch`.
+        passed: families for which nobody waits any longer. They get a turn only if they have a group.
     """
     turns = Turns(balance)
     queues: dict[str, deque[Group]] = {name: deque() for name in turns.families}
@@ -233,7 +237,7 @@ def draw(batch: BatchSpec, balance: MixRow, groups: Iterable[Group], wanted: int
         if not among:
             return found
         if not any(queues.values()) and found.missing.keys() >= set(among):
-            return found  # `wanted` may be out of reach, and further turns would say nothing new
+            return found  # `wanted` may be unreachable, and further turns would tell us nothing new
         name = turns.whose(among)
         turns.take(name)
         if queues[name]:
@@ -251,9 +255,9 @@ def _worth(batch: BatchSpec, episodes: int) -> int:
 
 
 def openings(batch: BatchSpec, balance: MixRow, groups: Groups, wanted: int, passed: Set[str]) -> frozenset[str]:
-    """Families that may open another group now. wanted: the horizon."""
+    """Return the families that may open another group now. `wanted` is the horizon."""
     held = [group.expected for group in groups]
-    # After a patch of the pool's bound or of the group size, a full pool may still be less than a batch.
+    # After a patch of the pool's limit or of the group size, a full pool may still hold less than a batch.
     pool = sum(held) + groups.ungrouped
     if pool >= batch.max_pool_episodes and sum(_worth(batch, each) for each in held) >= one_batch(batch):
         return frozenset()
@@ -262,7 +266,7 @@ def openings(batch: BatchSpec, balance: MixRow, groups: Groups, wanted: int, pas
         ungrouped = groups.ungrouped if batch.rule == "episodes" else groups.ungrouped / batch.group_size
         taken = sum(_worth(batch, group.expected) for group in counted) + ungrouped
         return frozenset({EVERYTHING}) if taken < wanted else frozenset()
-    # Unfinished groups of a passed family hold up no other family's turn, but the family itself may catch up.
+    # Unfinished groups of a passed family do not hold up other families' turns, but the family itself may catch up.
     sure = [group for group in counted if not (group.open and family_of(group.row.mix, batch.mix) in passed)]
     found = set(draw(batch, balance, sure, wanted, passed).missing)
     for late in passed:
@@ -272,7 +276,7 @@ def openings(batch: BatchSpec, balance: MixRow, groups: Groups, wanted: int, pas
 
 
 def plan(groups: Sequence[Group]) -> list[PlannedGroup]:
-    """The batch as it is journalled: groups in their order, episodes by slot."""
+    """Return the batch as the journal stores it: groups in their order, episodes by slot."""
     return [
         PlannedGroup(
             group_id=group.row.group_id,
@@ -284,7 +288,7 @@ def plan(groups: Sequence[Group]) -> list[PlannedGroup]:
 
 
 def pool_values(groups: Sequence[Group], *, weights_step: int, generate_s: float) -> dict[str, float]:
-    """The server's metrics of a batch (docs/reference/metrics.md). weights_step: step of the weights that training starts from."""
+    """Return the server's metrics of a batch (docs/reference/metrics.md). `weights_step` is the step of the weights to train."""
     rows = [row for group in groups for row in group.ended.values()]
     sampled = sum(row.sampled_tokens for row in rows)
     lag = weights_step * sampled - sum(row.step_tokens for row in rows)
@@ -300,7 +304,7 @@ def pool_values(groups: Sequence[Group], *, weights_step: int, generate_s: float
 
 
 def mix_values(groups: Sequence[Group], balance: MixRow) -> dict[str, float]:
-    """A batch's metrics by family, if the run has a mix. balance: the balance after the batch."""
+    """Return a batch's metrics by family; empty without a mix. `balance` is the balance after the batch."""
     if not set(balance.ratios) - {EVERYTHING}:
         return {}
     counts = Counter(group.row.mix for group in groups)

@@ -1,7 +1,7 @@
 """Encodes the recorded calls of one episode: a JSON head, then token ids as int32, log-probabilities as float64, and masks.
 
-Layout: uint32 length of the head, the head, all token ids, all log-probabilities, all masks' rows; little-endian. Nothing is rounded.
-Ids are below 2**31. A head that begins with white space comes from an older server and holds integers of more than 64 bits.
+Layout, little-endian: length of the head as uint32, the head, all token ids, all log-probabilities, the rows of all masks. Nothing is
+rounded. Ids are below 2**31. A head that begins with white space comes from an older server and has integers of more than 64 bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Unwritable(SwarmError):
 
 
 def encode(calls: Sequence[RecordedCall]) -> bytes:
-    """Encode the calls in their order. Raises: Unwritable."""
+    """Encode the calls, in order. Raises: Unwritable."""
     ids, logprobs, masks = array("i"), array("d"), bytearray()
     try:
         for call in calls:
@@ -43,7 +43,7 @@ def encode(calls: Sequence[RecordedCall]) -> bytes:
 
 
 def decode(body: bytes) -> list[RecordedCall]:
-    """Decode calls; they equal those that were encoded."""
+    """Decode what `encode` returned; the calls equal the original ones."""
     (length,) = _LENGTH.unpack_from(body)
     at = _LENGTH.size + length
     head = body[_LENGTH.size : at]

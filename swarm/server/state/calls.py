@@ -1,4 +1,4 @@
-"""An open call, as the gateway holds it, and how an episode's calls affect its result."""
+"""Open calls, as the gateway sees them, and how an episode's calls affect its result."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from swarm.server.state.rows import EpisodeRow
 
 
 def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, float] | None) -> None:
-    """Refuse a reward for an unknown agent whose name resembles one that made calls and has no reward.
+    """Refuse a reward for an unknown agent whose name resembles that of an agent with calls but without a reward.
 
-    Other agents without calls may be rewarded. Codes: invalid_spec.
+    Other agents without calls may get a reward. Codes: invalid_spec.
     """
     called = {call.agent for call in calls if call.agent}
     for name in rewards or {}:
         meant = None if name in called else nearest(name, called - set(rewards or {}))
         if meant is not None:
-            detail = f"no call of agent {name!r} in this episode, and no reward for {meant!r}: did you mean that one?"
-            fault = FieldError(field=f"agent_rewards.{name}", problem="no such agent was called", nearest=meant)
+            detail = f"agent {name!r} made no call in this episode, and there is no reward for {meant!r}: did you mean that agent?"
+            fault = FieldError(field=f"agent_rewards.{name}", problem="no such agent made a call", nearest=meant)
             raise invalid_spec([fault], detail)
 
 
 @dataclass(slots=True)
 class Ending:
-    """Whether an episode or the server's work is over or about to end. heard: callbacks for that moment."""
+    """The end of an episode or of the server's work. `over` is set once it comes or is about to; `heard` holds its callbacks."""
 
     over: bool = False
     heard: set[Callable[[], object]] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """An open call: the state that the gateway needs to answer one LLM request. Always hand it back to `close_call`."""
+    """An open call: the state that the gateway needs to answer one LLM request. Always pass it to `close_call` in the end."""
 
     episode_id: str
     lease: str
@@ -52,23 +52,23 @@ class OpenCall:
     spec: RunSpec
     """The run's spec at the episode's config version."""
     weights_version: WeightsVersion
-    """The weights served at the opening. If an update falls into the call, its spans show that."""
+    """The weights that were served when the call opened. If they are updated during the call, its version spans show that."""
     earlier: tuple[RecordedCall, ...]
-    """Calls of this episode that are recorded so far, in the order they closed."""
+    """The calls of this episode recorded so far, in the order in which they closed."""
     index: int
-    """0-based, in the order of opening."""
+    """0-based index of the call within its episode, in the order of opening."""
     seed: int
-    """The sampler's seed if the request states none: depends only on run, task, group, slot and index."""
+    """Sampling seed if the request does not set one. It depends only on run, task, group, slot and index."""
     opened_at: float
-    """Unix time."""
+    """Unix time at which the call opened."""
     ending: Ending
-    """The episode's ending."""
+    """The end of the episode."""
     attempts: list[CallAttempt]
-    """Finished requests of the episode. Grows while it is open."""
+    """Finished requests of the episode. The list grows while the episode is open."""
 
 
 def count_tokens(row: EpisodeRow, calls: Sequence[RecordedCall]) -> None:
-    """Write the totals of its calls into the row."""
+    """Write the totals of an episode's calls into its row."""
     row.calls = len(calls)
     row.prompt_tokens = sum(len(call.prompt_ids) for call in calls)
     row.sampled_tokens = sum(len(call.sampled_ids) for call in calls)
@@ -81,7 +81,7 @@ def count_tokens(row: EpisodeRow, calls: Sequence[RecordedCall]) -> None:
     row.step_tokens += (row.sampled_tokens - spanned) * row.claimed_step
 
 
-# -- calls that failed on the server's side ---------------------------------------------------------------------------
+# -- calls that failed because of the server ---------------------------------------------------------------------------
 
 
 Outcome = Literal["answered", "failed", "left"]
@@ -89,28 +89,28 @@ Outcome = Literal["answered", "failed", "left"]
 
 @dataclass(slots=True, kw_only=True)
 class CallAttempt:
-    """One request of an agent and its outcome. A list of them shows whether a failure was made good."""
+    """One request of an agent and its outcome. All attempts together show whether a later answer made up for a failure."""
 
     asked: str
-    """Digest of dialect, agent and body: equal for the same request again."""
+    """Digest of dialect, agent and body: it is equal if the same request is sent again."""
     key: str | None = None
     """Its Idempotency-Key."""
     is_retry: bool = False
-    """Its SDK marks it as a repetition of a failed request."""
+    """Whether its SDK marks it as a retry of a failed request."""
     began: int
     ended: int
-    """Positions in the order of all beginnings and ends of requests."""
+    """`began` and `ended` are its positions in the order in which all requests begin and end."""
     outcome: Outcome
-    """left: its client went away, or its episode ended, while nothing was wrong."""
+    """How it ended. "left" means that its client went away, or its episode ended, while nothing seemed wrong."""
     left_at: float | None = None
-    """Unix time at which its client gave up, if the engine may still turn out to have hung by then."""
+    """Unix time at which its client gave up, if it may still turn out that the engine was hanging by then."""
     call_ids: frozenset[str] = frozenset()
-    """Its records, if `left_at` is known."""
+    """Ids of its recorded calls, if `left_at` is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedCall:
-    """A call that was recorded as broken off by its client and turned out to have failed on the server's side."""
+    """A call that was recorded as abandoned by its client, but turned out to have failed because of the server."""
 
     episode_id: str
     call_ids: frozenset[str]
@@ -121,19 +121,19 @@ class FailedCall:
 
 
 def is_tainted(attempts: Sequence[CallAttempt]) -> bool:
-    """Whether a call failed on the server's side and the same request was not answered later.
+    """True if a call failed because of the server, and no later attempt at the same request was answered.
 
     A later request of the same agent with the same body replaces a failed one, and everything that the failed one had
     replaced. Once it is answered, the agent has its answer. An agent that sends the same body several times on purpose looks
-    like one that retries; in that case only an attempt that is marked as a retry (by its SDK's header, or by the
-    Idempotency-Key of the failed request) counts.
+    like one that retries; then only attempts that are marked as retries count, by their SDK's header or by the Idempotency-Key
+    of the failed request.
     """
     failed = {attempt.asked for attempt in attempts if attempt.outcome == "failed"}
     return any(not _made_good([attempt for attempt in attempts if attempt.asked == asked]) for asked in failed)
 
 
 def _made_good(attempts: Sequence[CallAttempt]) -> bool:
-    """Whether each failure among the attempts at one request was followed by its own answer."""
+    """True if each failure among the attempts at one request was later followed by an answer of its own."""
     waiting: list[CallAttempt] = []  # the newest attempt at each unanswered request
     unmarked = unrelated = 0
     for attempt in sorted(attempts, key=lambda one: one.began):
@@ -153,9 +153,9 @@ def _made_good(attempts: Sequence[CallAttempt]) -> bool:
 
 
 def suspicion(attempts: Sequence[CallAttempt]) -> dict[str, Any] | None:
-    """The record of an ended episode's requests, needed if one may still turn out to have failed; None if none may.
+    """Return the record of an ended episode's requests that we need if one of them may still turn out to have failed, else None.
 
-    at: newest Unix time at which a client gave up.
+    Its `at` is the last Unix time at which a client gave up.
     """
     left = [attempt.left_at for attempt in attempts if attempt.outcome == "left" and attempt.left_at is not None]
     if not left:
@@ -164,23 +164,23 @@ def suspicion(attempts: Sequence[CallAttempt]) -> dict[str, Any] | None:
 
 
 def attempts_of(suspected: Mapping[str, Any]) -> list[CallAttempt]:
-    """The requests that `suspicion` kept."""
+    """Return the requests that `suspicion` recorded."""
     return [CallAttempt(**{**one, "call_ids": frozenset(one["call_ids"])}) for one in suspected["attempts"]]
 
 
 def with_failure(calls: Sequence[RecordedCall], call_ids: frozenset[str], failure: CallFailure) -> list[RecordedCall]:
-    """The calls, with those of these ids marked as failed."""
+    """Return the calls, with the failure set on those whose ids are in `call_ids`."""
     mark = {"failure": failure, "complete": False}
     return [call.model_copy(update=mark) if call.call_id in call_ids else call for call in calls]
 
 
 def nothing_answered(calls: Sequence[RecordedCall]) -> bool:
-    """Whether every call failed. Then there is nothing to train, whatever the client says."""
+    """True if every call failed. Then there is nothing to train on, whatever the client reports."""
     return all(call.failure is not None for call in calls)
 
 
 def why_tainted(calls: Sequence[RecordedCall]) -> str:
-    """Text for the ledger about the first failed call."""
+    """Describe the first failed call, for the ledger."""
     for call in calls:
         if call.failure is not None:
             words = f": {call.failure.detail}" if call.failure.detail else ""

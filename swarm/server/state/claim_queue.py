@@ -1,4 +1,4 @@
-"""Claims that wait for a slot, in order of arrival. Equal claims with the same key share a ticket."""
+"""Queue of claims that wait for a slot, in order of arrival. Equal claims with the same key share a ticket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Granted = TypeVar("Granted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotYet:
-    """Answer to a claim that may be granted later, for a claimant that does not wait."""
+    """The answer to a claim that cannot be granted now but may be later. `refusal` is for claimants that do not wait any longer."""
 
     code: ErrorCode
     detail: str
@@ -29,7 +29,7 @@ class NotYet:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Claims that are identical except for the client. If the first must wait, so must the others."""
+    """Waiting claims that differ only in who claims. If the first must wait, so must the others."""
 
     reason: NotYet
     tickets: dict[int, EpisodeClaim] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class _Line:
 
 
 class ClaimQueue:
-    """Waiting claims, tried in order of arrival."""
+    """The waiting claims, tried in order of arrival."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, ...], _Line] = {}
@@ -52,12 +52,12 @@ class ClaimQueue:
         return len(self._line_of)
 
     def join(self, claim: EpisodeClaim, reason: NotYet) -> int:
-        """Add a claim and return its ticket. Codes: idempotency_conflict when a different claim waits under the same key."""
+        """Add a claim and return its ticket. Codes: idempotency_conflict if a different claim waits under the same key."""
         key = claim.idempotency_key
         known = self._by_key.get(key) if key is not None else None
         if known is not None:
             if claim_digest(self._lines[self._line_of[known]].tickets[known]) != claim_digest(claim):
-                detail = f"key {key!r} was used for another claim; use a fresh key for each"
+                detail = f"key {key!r} was already used for a different claim; use a new key for each claim"
                 raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
             return known
         place = (claim.run_id, claim.kind, claim.task_id, claim.mix or "", claim.client_version)
@@ -71,7 +71,7 @@ class ClaimQueue:
         return ticket
 
     def reason(self, ticket: int) -> NotYet | None:
-        """Why this claim still waits; None if it no longer waits."""
+        """Return why this claim still waits; None if it no longer waits."""
         place = self._line_of.get(ticket)
         return None if place is None else self._lines[place].reason
 
@@ -87,7 +87,7 @@ class ClaimQueue:
             self._by_key.pop(claim.idempotency_key, None)
 
     def admit(self, attempt: Callable[[EpisodeClaim], Granted | NotYet]) -> list[tuple[int, Granted | Refusal]]:
-        """Try the waiting claims. Granted and refused claims leave the queue."""
+        """Try the waiting claims, and return the answers to those that were granted or refused; they leave the queue."""
         answers: list[tuple[int, Granted | Refusal]] = []
         heads = [(line.first, line) for line in self._lines.values()]
         heapq.heapify(heads)

@@ -1,4 +1,4 @@
-"""Decides claims: whether an episode may begin, in which group and slot, and under which lease."""
+"""Decides on claims: whether an episode may begin, in which group and slot, and under which lease."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from swarm.server.state.ungrouped import GuestClaim, no_room
 
 LEASE_PREFIX = "swl_"
 LONGEST_RETRY_S = 5.0
-"""Longest `retry_after_s`, in seconds; also used when the wait is unknown."""
+"""Maximum `retry_after_s`; also used when we do not know how long the wait will be."""
 TRACES_KEPT = 2_000
-"""Number of newest episodes whose calls are kept for people to look at, even if no replay needs them."""
+"""Number of most recent episodes whose calls are kept for people to look at, even if no replay needs them."""
 FREED_EVERY = 100
-"""Number of claims, including evaluations, between two deletions of old calls. A complete run may be evaluated for ever."""
+"""Delete old calls once per this many claims, including evaluations: a complete run can be evaluated without limit."""
 
 
 def claim(t: Transition, wanted: EpisodeClaim) -> EpisodeGrant | NotYet:
-    """Grant a lease, or return why there is none yet.
+    """Grant a lease, or return why it cannot be granted yet.
 
-    Codes: not_found, over_limit, engine_failed, idempotency_conflict, forbidden{client_version} if it is quarantined,
-    invalid_spec{errors} for an unknown mix, lease_lost if a newer session of the client has begun.
+    Codes: not_found, over_limit, engine_failed, idempotency_conflict, forbidden{client_version} if that version is quarantined,
+    invalid_spec{errors} for an unknown mix, lease_lost if the client has begun a newer session.
     """
     state = t.state
     held = state.claim_keys.get(wanted.idempotency_key) if wanted.idempotency_key else None
     if held is not None:
         live = state.live[held]
         if live.claim_digest != claim_digest(wanted):
-            detail = f"key {wanted.idempotency_key!r} was used for another claim; use a fresh key for each"
+            detail = (
+                f"key {wanted.idempotency_key!r} was already used for a different claim; use a new key for each claim"
+            )
             raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
         return _granted(t, live)
     run = _claimable_run(state, wanted)
@@ -60,7 +62,7 @@ def claim(t: Transition, wanted: EpisodeClaim) -> EpisodeGrant | NotYet:
 
 
 def is_decided_by(state: ServerState, lease_time: float) -> tuple[object, ...]:
-    """All values that the answers to waiting claims depend on: until one changes, trying the claims again is useless."""
+    """Return all values that the answers to waiting claims depend on: until one changes, it is useless to try the claims again."""
     run, situation = state.run, state.situation
     return (
         state.serving,
@@ -74,15 +76,15 @@ def is_decided_by(state: ServerState, lease_time: float) -> tuple[object, ...]:
 
 
 def expires_at(t: Transition, live: LiveEpisode) -> float:
-    """Unix time at which the lease expires."""
+    """Return the Unix time at which the lease expires."""
     return t.now.unix + max(0.0, min(live.idle_at, live.ends_at) - t.lease_time)
 
 
 def _claimable_run(state: ServerState, wanted: EpisodeClaim) -> Run:
     run = state.run
     if run is None or run.run_id != wanted.run_id:
-        now = f"works on {run.run_id}" if run else "has had none yet"
-        raise Refusal(ErrorCode.NOT_FOUND, f"no run {wanted.run_id!r} to claim for; this server {now}")
+        now = f"works on {run.run_id}" if run else "has no run yet"
+        raise Refusal(ErrorCode.NOT_FOUND, f"cannot claim for run {wanted.run_id!r}: this server {now}")
     failed = state.situation.engine_failed
     if failed is not None:
         raise Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed for good: {failed.reason}")
@@ -103,14 +105,14 @@ def _require_newest_session(state: ServerState, wanted: EpisodeClaim) -> None:
         return
     detail = "begin the session first, with POST /swarm/v1/sessions"
     if newest is not None:
-        detail = f"another process now plays as client {wanted.client_id!r}; give each process its own client_id"
+        detail = f"another process has taken over as client {wanted.client_id!r}; give each process its own client_id"
     raise Refusal(ErrorCode.LEASE_LOST, detail)
 
 
 def _require_trainable(wanted: EpisodeClaim, run: Run) -> None:
     quarantined = run.row.quarantined.get(wanted.client_version)
     if quarantined is not None:
-        detail = f"client version {wanted.client_version!r} is quarantined: {quarantined}; mend it, and claim under a new one"
+        detail = f"client version {wanted.client_version!r} is quarantined: {quarantined}; fix it, and claim with a new version"
         raise Refusal(ErrorCode.FORBIDDEN, detail, client_version=wanted.client_version)
     mix = run.spec.batch.mix
     if mix and wanted.mix not in mix:
@@ -135,15 +137,15 @@ def _claim_slot(t: Transition, wanted: EpisodeClaim, run: Run) -> EpisodeGrant |
     counted = group.counts
     group.clients.add(wanted.client_id)
     group.left.discard(wanted.client_id)
-    if group.counts != counted:  # a client returned to the group, so it holds its place again
+    if group.counts != counted:  # a client has returned to the group, so the group counts again
         state.groups.touch()
     return _grant(t, wanted, run, group, slot, group.row.ordinal)
 
 
 def _no_room(t: Transition, wanted: EpisodeClaim, run: Run) -> NotYet | None:
-    """Why no group can be opened for the claim now; None if one can.
+    """Return why no group can be opened for the claim now; None if one can.
 
-    When a family is refused because it is not its turn, this may start the patience with the families whose turn it is.
+    If a family is refused because it is not its turn, this may start the wait for the families whose turn it is.
     """
     state, batch = t.state, run.spec.batch
     ahead = 0 if state.journalled is None else 1
@@ -161,9 +163,11 @@ def _no_room(t: Transition, wanted: EpisodeClaim, run: Run) -> NotYet | None:
     if memo.full:
         return NotYet(code=ErrorCode.DRAINING, detail=f"the pool holds its {batch.max_pool_episodes} episodes")
     if wanted_groups and not state.versions.knows((wanted.mix, wanted.client_version)):
-        return None  # edited code gets one group at once, whatever the old code left behind, so that its effect shows
+        return (
+            None  # edited code gets one group immediately, whatever the old code left behind, so that its effect shows
+        )
     if not memo.families:
-        detail = f"the groups that step {run.step + ahead} and max_staleness allow are taken; wait for the step"
+        detail = f"all groups that max_staleness allows at step {run.step + ahead} are taken; wait for the next step"
         return NotYet(code=ErrorCode.DRAINING, detail=detail)
     if wanted.mix not in memo.held_up:
         memo.held_up.add(wanted.mix)
@@ -171,7 +175,7 @@ def _no_room(t: Transition, wanted: EpisodeClaim, run: Run) -> NotYet | None:
     ends_at = [at - t.lease_time for at in state.awaited.ends_at(batch.mix).values()]
     retry_s = min([left_s for left_s in ends_at if left_s > 0], default=LONGEST_RETRY_S)
     turn = ", ".join(sorted(memo.families))
-    detail = f"family {wanted.mix!r} has its share of the next steps; it is the turn of {turn}"
+    detail = f"family {wanted.mix!r} already has its share of the next steps; it is the turn of {turn}"
     return NotYet(code=ErrorCode.MIX_FULL, detail=detail, retry_after_s=min(retry_s, LONGEST_RETRY_S))
 
 

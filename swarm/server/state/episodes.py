@@ -1,4 +1,4 @@
-"""Open episodes: their calls, and how each one ends."""
+"""Open episodes: their calls, and how they end."""
 
 from __future__ import annotations
 
@@ -56,24 +56,29 @@ from swarm.server.state.server_state import Transition
 from swarm.server.state.ungrouped import join, name_task, too_stale
 
 RECORD_LIMIT_S = 2.0
-"""How long an ending episode waits for the records of the calls that its end broke off."""
-_UNSETTLED = "its client gave up, and the server was restarted before its engine was heard of again"
+"""Seconds that an ending episode waits for the records of the calls that its end cuts off."""
+_UNSETTLED = "its client gave up, and the server restarted before its engine showed a sign of life"
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
-# These functions are for open episodes. For others, the functions `late_…` decide by the row on disk.
+# These functions are for open episodes. For all others, the functions `late_…` decide by the row on disk.
 
 
 def end(t: Transition, episode_id: str, result: EpisodeResult, task_id: str | None = None) -> EpisodeReceipt:
-    """Close an open episode with its reward. Codes: not_found, lease_lost, invalid_spec.
+    """Close an open episode with its reward.
 
-    An episode with a failed call that no later call made good is dropped as tainted, unless the result has `despite`. An episode
-    without calls is dropped too, unless a person played it by hand. task_id: the task, if the episode was claimed without one.
+    The episode is dropped as tainted if a call failed and no later call made up for it, unless the result has `despite`. It is
+    also dropped if it has no calls, unless a person played it by hand. `task_id` names the task if the episode was claimed
+    without one.
+
+    Codes: not_found, lease_lost, invalid_spec.
     """
     live = held(t, episode_id, result.lease)
     refuse_misspelt_agents(live.calls, result.agent_rewards)
     if result.by_hand and live.row.kind == "train":
-        fault = FieldError(field="by_hand", problem="what a person wrote is never trained; claim with kind eval")
+        fault = FieldError(
+            field="by_hand", problem="text that a person wrote is never trained on; claim with kind eval"
+        )
         raise invalid_spec([fault])
     row, body = live.row, encoded_calls(t, live)
     store_result(row, result)
@@ -105,7 +110,7 @@ def end(t: Transition, episode_id: str, result: EpisodeResult, task_id: str | No
 
 
 def abort(t: Transition, episode_id: str, lease: str, words: str, cause: Cause | None = None) -> LedgerEntry:
-    """Close an open episode as aborted. cause: the client's statement. Codes: not_found, lease_lost."""
+    """Close an open episode as aborted. `cause` is what the client blames. Codes: not_found, lease_lost."""
     live = held(t, episode_id, lease)
     live.count_calls()
     close(t, live, DropReason.ABORTED, live.explained(words), cause=blamed(cause, tainted=live.row.tainted))
@@ -113,9 +118,10 @@ def abort(t: Transition, episode_id: str, lease: str, words: str, cause: Cause |
 
 
 def begin_session(t: Transition, wanted: SessionRequest) -> list[str]:
-    """Close the open episodes of the client's older sessions and refuse their later claims. A repetition does nothing.
+    """Close the open episodes of the client's older sessions, and refuse later claims of those sessions. Return the closed ones.
 
-    Episodes claimed without a session, or bound to a team's decision, stay as they are.
+    Episodes that were claimed without a session, or are bound to a team's decision, stay as they are. Repeating the request does
+    nothing.
     """
     state, me = t.state, wanted.client_id
     if state.run is None or state.run.run_id != wanted.run_id or state.sessions.get(me) == wanted.session:
@@ -130,14 +136,14 @@ def begin_session(t: Transition, wanted: SessionRequest) -> list[str]:
 
 
 def renew(t: Transition, episode_id: str, lease: str) -> float:
-    """Extend a lease. Returns the Unix time at which it now expires. Codes: not_found, lease_lost."""
+    """Extend a lease, and return the Unix time at which it now expires. Codes: not_found, lease_lost."""
     live = held(t, episode_id, lease)
     live.touch(t.lease_time)
     return expires_at(t, live)
 
 
 def expire(t: Transition) -> None:
-    """Close everything that has expired: leases, and the patience with groups and families."""
+    """Act on everything that has expired: leases, and patience with groups and families."""
     state, now = t.state, t.lease_time
     for name in state.deadlines.take(now):
         live, group = state.live.get(name), state.groups.get(name)
@@ -152,7 +158,7 @@ def expire(t: Transition) -> None:
 
 
 def _expire(t: Transition, live: LiveEpisode) -> None:
-    """Close an expired episode. If it has open calls, first break them off and wait for their records."""
+    """Close an expired episode. If it has open calls, first cut them off and wait for their records."""
     row, (cause, detail) = live.row, _expiry(t, live)
     if live.open_since and t.lease_time < live.close_at:
         return
@@ -170,7 +176,7 @@ def _expire(t: Transition, live: LiveEpisode) -> None:
 
 
 def _expiry(t: Transition, live: LiveEpisode) -> tuple[Cause, str]:
-    """Who lost an expired episode, and the words for it. From now on it takes no new calls."""
+    """Return who lost an expired episode, and a description. From now on the episode accepts no new calls."""
     if live.expiry is not None:
         return live.expiry
     if live.ends_at <= t.lease_time:
@@ -187,12 +193,12 @@ def _expiry(t: Transition, live: LiveEpisode) -> tuple[Cause, str]:
 
 
 def held(t: Transition, episode_id: str, lease: str) -> LiveEpisode:
-    """The open episode, if `lease` holds it and has not expired. Codes: not_found, lease_lost."""
+    """Return the open episode if `lease` holds it and has not expired. Codes: not_found, lease_lost."""
     live = t.state.live.get(episode_id)
     if live is None:
         raise lost(t.state.row(episode_id), episode_id)
     if not hmac.compare_digest(live.lease.encode(), lease.encode()):
-        detail = f"this lease does not hold episode {episode_id!r}; claim one of your own"
+        detail = f"this lease does not hold episode {episode_id!r}; claim your own episode"
         raise Refusal(ErrorCode.LEASE_LOST, detail)
     if live.ran_out(t.lease_time):  # even if the timer has not noticed yet
         _, detail = _expiry(t, live)
@@ -202,7 +208,7 @@ def held(t: Transition, episode_id: str, lease: str) -> LiveEpisode:
 
 
 def encoded_calls(t: Transition, live: LiveEpisode) -> bytes:
-    """The episode's encoded calls. Codes: lease_lost if they cannot be encoded; the episode is then closed for good."""
+    """Return the episode's encoded calls. Codes: lease_lost if they cannot be encoded; the episode is then closed for good."""
     try:
         return encode(live.calls)
     except Unwritable as error:
@@ -213,7 +219,7 @@ def encoded_calls(t: Transition, live: LiveEpisode) -> bytes:
 def close(
     t: Transition, live: LiveEpisode, reason: DropReason, detail: str | None = None, *, cause: Cause | None
 ) -> None:
-    """Close an open episode as dropped; its slot, if any, is offered again. cause: None for an evaluation that ended."""
+    """Close an open episode as dropped, and offer its slot again if it has one. `cause` is None for an evaluation that ended."""
     live.count_calls()
     row = live.row
     row.state, row.reason, row.detail, row.cause = EpisodeState.DROPPED, reason, detail, cause
@@ -223,7 +229,7 @@ def close(
 
 
 def leave(t: Transition, live: LiveEpisode) -> None:
-    """Remove an episode from the open ones. Its row must already say how it ended."""
+    """Remove an episode from the open episodes. Its row must already say how it ended."""
     state, row = t.state, live.row
     row.ended_at = t.now.unix
     row.suspected = suspicion(live.attempts)
@@ -237,7 +243,7 @@ def leave(t: Transition, live: LiveEpisode) -> None:
         state.claim_keys.pop(live.claim_key, None)
     if state.run is not None and row.run_id == state.run.run_id:
         state.run.tokens += row.sampled_tokens
-    # A closed episode's deadline may be a day ahead.
+    # A closed episode's deadline may still be a day away.
     state.deadlines.sweep(lambda name: name in state.live or state.groups.get(name) is not None or name == MIX_PATIENCE)
 
 
@@ -251,7 +257,7 @@ def forget(t: Transition, closed: Sequence[str]) -> None:
 
 
 def open_call(t: Transition, episode_id: str, lease: str, ending: Ending) -> OpenCall:
-    """Begin a call. The idle limit stands still until it is closed. Codes: not_found, lease_lost."""
+    """Begin a call. The idle limit is paused until the call is closed. Codes: not_found, lease_lost."""
     live, run, now = held(t, episode_id, lease), t.state.run, t.lease_time
     assert run is not None
     row, index = live.row, live.calls_opened
@@ -279,7 +285,7 @@ def open_call(t: Transition, episode_id: str, lease: str, ending: Ending) -> Ope
 
 
 def break_off(t: Transition, episode_id: str, lease: str) -> None:
-    """Stop the episode's open calls; their sampled tokens arrive by `close_call`. Codes: not_found, lease_lost."""
+    """Cut off the episode's open calls; their sampled tokens arrive with `close_call`. Codes: not_found, lease_lost."""
     held(t, episode_id, lease)
     t.broken_off.append(episode_id)
 
@@ -287,9 +293,9 @@ def break_off(t: Transition, episode_id: str, lease: str) -> None:
 def close_call(
     t: Transition, call: OpenCall, recorded: Sequence[RecordedCall], attempt: CallAttempt | None = None
 ) -> bool:
-    """End a call. Returns whether it still counted: False if its lease was lost or its episode closed.
+    """End a call. Return whether it came in time: False if its lease was lost or its episode has expired or closed.
 
-    Calls that were open when the episode expired are still recorded with it.
+    A call that was open when its episode expired is still recorded with the episode.
     """
     live, now = t.state.live.get(call.episode_id), t.lease_time
     if live is None or live.lease != call.lease:
@@ -314,7 +320,7 @@ def close_call(
 
 
 def attempted(t: Transition, episode_id: str, attempt: CallAttempt) -> None:
-    """Note that a request without a record has finished; it may have made a failure good."""
+    """Note that a request without a record has finished: it may make up for an earlier failure."""
     live = t.state.live.get(episode_id)
     if live is not None:
         live.attempts.append(attempt)
@@ -322,20 +328,20 @@ def attempted(t: Transition, episode_id: str, attempt: CallAttempt) -> None:
 
 
 def refused(t: Transition, episode_id: str, why: str) -> None:
-    """Note why a request was refused; the ledger says so if the episode is lost before another one is recorded."""
+    """Note why a request was refused. The ledger reports it if the episode is lost before its next call is recorded."""
     live = t.state.live.get(episode_id)
     if live is not None:
         live.refusal = why
 
 
 def suspect(t: Transition, attempt: CallAttempt, at: float, call_ids: frozenset[str]) -> None:
-    """Note that a client gave up on a recorded call at Unix time `at`; the engine may turn out to have hung by then."""
+    """Note that a client gave up on a recorded call at Unix time `at`: it may turn out that the engine was hanging by then."""
     attempt.left_at, attempt.call_ids = at, call_ids
     t.state.situation.suspected_at = at
 
 
 def fail_open(t: Transition, found: FailedCall) -> bool:
-    """Mark a recorded call as failed on the server's side after all. False: its episode is not open; see `fail_closed`."""
+    """Mark a recorded call as failed because of the server. Return False if its episode is not open; see `fail_closed`."""
     live = t.state.live.get(found.episode_id)
     if live is None:
         return False
@@ -346,9 +352,9 @@ def fail_open(t: Transition, found: FailedCall) -> bool:
 
 
 def fail_closed(t: Transition, found: FailedCall, on_disk: EpisodeRow | None, calls: Sequence[RecordedCall]) -> None:
-    """The same for an ended episode that no step has taken. An episode in a step stays as it was trained.
+    """Mark a recorded call of an ended episode as failed because of the server. An episode in a step stays as it is.
 
-    on_disk, calls: as read from storage, at a time when no end of the episode is being written.
+    `on_disk` and `calls` are the episode's row and calls, read from storage while no end of the episode is being written.
     """
     row = t.state.row(found.episode_id) or on_disk
     if row is None or row.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED):
@@ -373,9 +379,9 @@ def fail_closed(t: Transition, found: FailedCall, on_disk: EpisodeRow | None, ca
 
 
 def fail_unsettled(t: Transition, on_disk: EpisodeRow, calls: Sequence[RecordedCall]) -> None:
-    """After a restart: count calls whose clients gave up after `lived_at` as failed on the server's side.
+    """After a restart, mark calls whose clients gave up after `lived_at` as failed because of the server.
 
-    The engine is gone, so nobody can find out whether it hung then, and an outage must not count as a wrong answer.
+    The engine is gone, so we cannot find out whether it was hanging, and an outage must not count as a wrong answer.
     """
     lived_at = t.state.situation.lived_at
     attempts = attempts_of(on_disk.suspected or {"attempts": []})
@@ -394,11 +400,11 @@ def fail_unsettled(t: Transition, on_disk: EpisodeRow, calls: Sequence[RecordedC
     fail_closed(t, found, on_disk, calls)
 
 
-# -- results, and requests that come late -----------------------------------------------------------------------------
+# -- results, and late requests -----------------------------------------------------------------------------
 
 
 def result_digest(result: EpisodeResult) -> str:
-    """Equal for equal results. Codes: invalid_spec for numbers that cannot be stored."""
+    """Return a digest that is equal for equal results. Codes: invalid_spec for values that cannot be stored."""
     stated: list[Any] = [result.reward, result.agent_rewards, result.success, result.metrics, result.metadata]
     if result.despite is not None:
         stated.append(result.despite)
@@ -424,26 +430,26 @@ def store_result(row: EpisodeRow, result: EpisodeResult) -> None:
 
 
 def dropped_at_end(row: EpisodeRow) -> DropReason | None:
-    """Why an episode was dropped when it ended; None if its reward counted then."""
+    """Return why an episode was dropped when it ended; None if its reward counted."""
     return row.reason if row.reason in (DropReason.NO_CALLS, DropReason.TAINTED) else None
 
 
 def blamed(stated: Cause | None, *, tainted: bool) -> Cause:
-    """Who lost an episode that its client gave up. stated: the client's statement; None means the rollout.
+    """Return who lost an episode that its client gave up. `stated` is what the client blames; None means the rollout.
 
-    If a call failed on the server's side, the server lost it, because agent and client could not do better; unless a grader or a
-    person did.
+    If a call failed because of the server, agent and client could do no better, so we blame the server, unless the client
+    blames a grader or a person.
     """
     cause = stated or Cause.ROLLOUT
     return Cause.SERVER if tainted and cause not in (Cause.GRADER, Cause.PERSON) else cause
 
 
 def lost(row: EpisodeRow | None, episode_id: str) -> Refusal:
-    """The refusal of a request for an episode that is not open."""
+    """Return the refusal of a request for an episode that is not open."""
     if row is None:
         return Refusal(ErrorCode.NOT_FOUND, f"no episode {episode_id!r} on this server")
     if row.state is EpisodeState.PREPARED:
-        detail = f"episode {episode_id!r} is prepared in a team; commit it or abort it"
+        detail = f"episode {episode_id!r} is prepared as part of a team; commit or abort it"
         return Refusal(ErrorCode.LEASE_LOST, detail)
     return _closed(episode_id, row.reason or ("ended" if row.end_digest else row.state), row.detail, row.reason)
 
@@ -455,7 +461,7 @@ def _closed(episode_id: str, how: str, detail: str | None, dropped: DropReason |
 
 
 def late_end(row: EpisodeRow | None, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
-    """Answer an `end` for an episode that is not open: a repetition gets the same answer, anything else is refused.
+    """Answer an `end` for an episode that is not open. A repetition gets the same answer; anything else is refused.
 
     Codes: not_found, lease_lost, idempotency_conflict.
     """
@@ -466,7 +472,7 @@ def late_end(row: EpisodeRow | None, episode_id: str, result: EpisodeResult) -> 
     if result.idempotency_key is not None and result.idempotency_key == row.end_key:
         raise Refusal(
             ErrorCode.IDEMPOTENCY_CONFLICT,
-            f"episode {episode_id!r} was ended under key {row.end_key!r} with another result; the first one stands",
+            f"episode {episode_id!r} was ended with key {row.end_key!r} and a different result; the first result stands",
         )
     raise lost(row, episode_id)
 

@@ -1,4 +1,4 @@
-"""Groups: episodes of one task, client version and config version that are compared with each other."""
+"""Groups of episodes, of one task, client version and config version, whose rewards are compared."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from swarm.protocol.status import MixStatus
 from swarm.server.state.rows import EpisodeRow, GroupRow
 
 EMPTY_PATIENCE_S = 3.0
-"""How long a group without an ended episode keeps its place after its last episode was lost. Short: clients that retry do so at once, and a
-task that was set aside must not hold others up."""
+"""Seconds that a group without an ended episode keeps its place after its last episode was lost. Short, because clients that retry
+do so immediately, and an abandoned task must not hold up others."""
 GroupKey = tuple[str, str | None, str, int]
-"""task_id, mix, client_version, config_version: the same for all episodes of a group."""
+"""(task_id, mix, client_version, config_version), the same for all episodes of a group."""
 Kin = tuple[str | None, str, int]
-"""The same without the task, because an ungrouped episode has no task before its end."""
+"""A GroupKey without the task, because an ungrouped episode has no task before its end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,22 +25,22 @@ class Group:
 
     row: GroupRow
     rules: BatchSpec
-    """Patience and partial policy of its config version."""
+    """Batch settings of its config version, with its patience and partial policy."""
     running: dict[int, str] = field(default_factory=dict)
-    """Slot → episode that holds it."""
+    """Maps a slot to the id of the episode that holds it."""
     ended: dict[int, EpisodeRow] = field(default_factory=dict)
-    """Slot → episode that filled it."""
+    """Maps a slot to the episode that filled it."""
     last_end: float | None = None
     last_loss: float | None = None
-    """When a slot was last lost to abort, expiry or an end without calls."""
+    """When a slot's episode was last lost to an abort, expiry or an end without calls."""
     watched_until: float | None = None
-    """The end of its patience that the deadlines contain."""
+    """The end of its patience for which there is a deadline."""
     clients: set[str] = field(default_factory=set)
-    """Clients that claimed in it."""
+    """Clients that claimed an episode in it."""
     left: set[str] = field(default_factory=set)
-    """Those clients that have since come with another version of their code."""
+    """Those of its clients that now run a different version of their code."""
     useless: bool = False
-    """Episodes that end in it will be dropped: it is too stale, quarantined, or its family is gone from the mix."""
+    """Whether its episodes will be dropped: it is too stale or quarantined, or its family was removed from the mix."""
 
     @property
     def key(self) -> GroupKey:
@@ -52,17 +52,17 @@ class Group:
 
     @property
     def forsaken(self) -> bool:
-        """Whether nobody will claim in it any more, because all its clients run another version now."""
+        """Whether nobody will claim in it any more, because all its clients now run a different version."""
         return bool(self.clients) and self.clients <= self.left
 
     @property
     def counts(self) -> bool:
-        """Whether it holds a place in the pool that others must wait for."""
+        """Whether it takes up room in the pool, so that others may have to wait."""
         return not self.useless and not (self.open and self.forsaken)
 
     @property
     def expected(self) -> int:
-        """Number of episodes that it is expected to bring into a batch."""
+        """Number of episodes that it is expected to contribute to a batch."""
         return self.row.size if self.open else len(self.ended)
 
     @property
@@ -76,18 +76,18 @@ class Group:
 
     @property
     def equal_rewards(self) -> bool:
-        """Whether all rewards are equal, for every agent, so that a comparison teaches nothing."""
+        """Whether all rewards are equal, for every agent, so that comparing them teaches nothing."""
         seen = [(row.reward, row.agent_rewards) for row in self.ended.values()]
         return all(one == seen[0] for one in seen)
 
     def free_slot(self, now: float) -> int | None:
-        """The lowest free slot; None if all are held or filled, patience ran out, or the group is useless or no longer open."""
+        """Return the lowest free slot; None if all are held or filled, patience ran out, or the group is useless or not open."""
         if not self.open or self.useless or self._out_of_patience(now):
             return None
         return next((i for i in range(self.row.size) if i not in self.running and i not in self.ended), None)
 
     def patience_ends_at(self) -> float | None:
-        """When the partial policy applies; None while no episode has ended or been lost, or one still runs."""
+        """Return when the partial policy applies; None while an episode runs, or before any has ended or been lost."""
         if not self.open or self.running:
             return None
         if self.ended:
@@ -96,7 +96,7 @@ class Group:
         return None if self.last_loss is None else self.last_loss + patience_s
 
     def worth_training(self) -> bool:
-        """Whether the partial policy would train the group as it is."""
+        """True if the partial policy would train on the group as it is."""
         return self.rules.partial_groups == "train" and len(self.ended) >= self.rules.partial_min
 
     def in_slot_order(self) -> list[EpisodeRow]:
@@ -108,7 +108,7 @@ class Group:
 
 @dataclass(slots=True)
 class Openings:
-    """Cached answer to which families may open a group. Every waiting claim needs it, and it rarely changes."""
+    """Caches which families may open a group. Every waiting claim needs to know, and the answer rarely changes."""
 
     asked: tuple[object, ...] = ()
     """All values that the answer depends on."""
@@ -116,11 +116,11 @@ class Openings:
     full: bool = False
     """Whether the pool is full."""
     held_up: set[str | None] = field(default_factory=set)
-    """Families that were refused since then because it was not their turn."""
+    """Families that were refused, since the answer was computed, because it was not their turn."""
 
 
 class Groups:
-    """Groups that no journalled batch has taken, in the order in which they were opened."""
+    """The groups that are in no journalled batch, in the order in which they were opened."""
 
     def __init__(self, revision: int = 0) -> None:
         self._by_id: dict[str, Group] = {}
@@ -143,7 +143,7 @@ class Groups:
         return self._ungrouped.total()
 
     def expect(self, row: EpisodeRow) -> None:
-        """Count an ungrouped episode that begins."""
+        """Start counting an ungrouped episode."""
         self._ungrouped[_kin(row)] += 1
         self.touch()
 
@@ -153,18 +153,18 @@ class Groups:
         self.touch()
 
     def awaits(self, group: Group) -> bool:
-        """Whether an open ungrouped episode may still join the group."""
+        """True if an open ungrouped episode may still join the group."""
         return group.open and _kin(group.row) in self._ungrouped
 
     def left_alone_by(self, row: EpisodeRow) -> list[Group]:
-        """Open groups that no ungrouped episode can join any more after the end of this one."""
+        """Return the open groups that no ungrouped episode can join any more, now that this one has ended."""
         kin = _kin(row)
         if kin in self._ungrouped:
             return []
         return [group for group in self._by_id.values() if group.open and _kin(group.row) == kin]
 
     def has_other(self, client_version: str) -> bool:
-        """Whether any group has another client version."""
+        """True if any group has a different client version."""
         return len(self._by_version) > (client_version in self._by_version)
 
     def get(self, group_id: str) -> Group | None:
@@ -175,7 +175,7 @@ class Groups:
         self.revision += 1
 
     def add(self, group: Group) -> None:
-        """Add a group. Call in the order of `seq`."""
+        """Add a group. Call this in the order of `seq`."""
         self.touch()
         self._by_id[group.row.group_id] = group
         self._by_key.setdefault(group.key, []).append(group)
@@ -195,7 +195,7 @@ class Groups:
             del self._by_version[version]
 
     def offer(self, key: GroupKey, now: float) -> tuple[Group, int] | None:
-        """The first group of this key with a free slot, and the slot."""
+        """Return the first group of this key with a free slot, and that slot; None if there is none."""
         for group in self._by_key.get(key, ()):
             slot = group.free_slot(now)
             if slot is not None:

@@ -1,4 +1,4 @@
-"""Takes in reports from the engine, the training loop and the disk."""
+"""Records reports from the engine, the training loop and the disk."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from swarm.server.state.server_state import Transition
 from swarm.server.state.status import who_is_waited_for
 
 UNNOTICED_S = 600.0
-"""Longest time, in seconds, from a client's giving up until an engine's hang is noticed."""
+"""Maximum number of seconds between the moment a client gives up and the moment we notice that the engine hangs."""
 
 
 def enter_phase(t: Transition, phase: Phase) -> None:
-    """The training loop enters another phase."""
+    """Note that the training loop enters a new phase."""
     t.state.situation.phase = phase
 
 
 def engine_opened(t: Transition, run_id: str | None, directory: str = "") -> None:
-    """The engine serves the weights of this run's newest step; None: it serves no run's weights."""
+    """Note that the engine serves the weights of this run's newest step; None means that it serves no run's weights."""
     situation = t.state.situation
     if run_id != situation.opened_run:
         situation.collecting_since = t.now.monotonic
@@ -29,7 +29,7 @@ def engine_opened(t: Transition, run_id: str | None, directory: str = "") -> Non
 
 
 def engine_health(t: Transition, health: EngineHealth) -> None:
-    """Take in the engine's health. While the engine is not ready, lease time stands still."""
+    """Record the engine's health. While the engine is not ready, lease time stands still."""
     situation = t.state.situation
     situation.engine_failures = health.failures
     situation.replicas = health.replicas
@@ -58,7 +58,10 @@ def _note_hang(t: Transition, health: EngineHealth) -> None:
 
 
 def engine_lived(t: Transition, at: float) -> None:
-    """The engine was alive at this Unix time, so clients that gave up earlier met no hang. Written only if a client gave up."""
+    """Note that the engine was alive at this Unix time, so that clients that gave up earlier met no hang.
+
+    This is written to disk only if a client gave up.
+    """
     situation = t.state.situation
     if situation.lived_at < situation.suspected_at <= at:
         situation.lived_at = at
@@ -66,7 +69,7 @@ def engine_lived(t: Transition, at: float) -> None:
 
 
 def look_around(t: Transition) -> None:
-    """Find out what the run waits for. Call every few seconds."""
+    """Find out what the run waits for. Call this every few seconds."""
     situation = t.state.situation
     found = who_is_waited_for(t.state, t.now)
     if found is not None and situation.waiting_for is None:
@@ -78,7 +81,7 @@ def look_around(t: Transition) -> None:
 
 
 def storage(t: Transition, what: str, problem: str | None) -> None:
-    """Record why `what` could not be written; None if it was written."""
+    """Record the `problem` that kept `what` from being written; None if it was written."""
     known = t.state.situation.no_room
     if problem is None:
         known.pop(what, None)

@@ -1,4 +1,4 @@
-"""Open episodes with their leases and deadlines. Lease time stands still while the server does not serve."""
+"""Open episodes with their leases and deadlines. Lease time stands still while the server is not serving."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ API_KEY_PREFIX = "swk_"
 
 
 def digest(text: str | bytes) -> str:
-    """The digest stored for a secret or a body: enough to recognise it, but not to reproduce it."""
+    """Return the digest that we store for a secret or a body: enough to recognise it, but not to reproduce it."""
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:32]
 
 
 def held_it(row: EpisodeRow, lease: str) -> bool:
-    """Whether the episode was claimed under this lease."""
+    """True if the episode was claimed under this lease."""
     return hmac.compare_digest(row.lease_digest, digest(lease))
 
 
 @dataclass(slots=True)
 class LeaseClock:
-    """Counts the seconds in which the server serves. Stands still until `go`, and between `stop` and `go`."""
+    """Counts the seconds in which the server serves. It stands still before the first `go`, and between `stop` and `go`."""
 
     gone_by: float = 0.0
     running_since: float | None = None
-    """Monotonic time."""
+    """Monotonic time of the last `go`; None while the clock stands still."""
 
     def time(self, monotonic: float) -> float:
         return self.gone_by if self.running_since is None else self.gone_by + monotonic - self.running_since
@@ -47,7 +47,7 @@ class LeaseClock:
 
 @dataclass(slots=True, kw_only=True)
 class LiveEpisode:
-    """An open episode: its row, and fields that are kept in memory only. Times are lease time."""
+    """An open episode: its row, and fields that are kept only in memory. Times are lease time."""
 
     row: EpisodeRow
     lease: str
@@ -59,22 +59,22 @@ class LiveEpisode:
     """When max_episode_s runs out."""
     max_call_s: float = math.inf
     guest: bool = False
-    """Claimed by a `GuestClaim`."""
+    """Whether it was claimed with a `GuestClaim`."""
     session: str | None = None
     claim_key: str | None = None
     claim_digest: str = ""
     calls: list[RecordedCall] = field(default_factory=list)
     attempts: list[CallAttempt] = field(default_factory=list)
-    """Finished requests of its agents."""
+    """Its agents' finished requests."""
     refusal: str = ""
-    """Why its newest request was refused; empty if it was not."""
+    """Why its last request was refused; empty if it was not."""
     calls_opened: int = 0
     open_since: dict[int, float] = field(default_factory=dict)
-    """Index of each open call → when it was opened."""
+    """Maps the index of each open call to the time at which it was opened."""
     expiry: tuple[Cause, str] | None = None
-    """Why it expired, while it waits for the records of calls that were open then."""
+    """Why it expired. Set while it waits for the records of the calls that were open at that time."""
     close_at: float = math.inf
-    """When it is closed even if some of those records are missing."""
+    """When it will be closed even if some of those records are missing."""
     cached_entry: LedgerEntry | None = None
 
     @property
@@ -84,7 +84,7 @@ class LiveEpisode:
         return min(self.idle_at, self.ends_at)
 
     def look_at(self, now: float) -> float:
-        """When to check whether it has expired. An open call stops the idle limit; then check after at most one whole limit."""
+        """Return when to check whether it has expired. An open call pauses the idle limit; then check after at most one full limit."""
         if self.expiry is not None:
             return self.close_at
         return min(self.deadline, now + self.idle_limit_s) if self.open_since else self.deadline
@@ -96,16 +96,16 @@ class LiveEpisode:
         self.idle_at = now + self.idle_limit_s
 
     def explained(self, detail: str) -> str:
-        """The detail for its row, with the refusal of its newest request."""
+        """Return the detail for its row, with the refusal of its last request if there was one."""
         return f"{detail}; its last request was refused: {self.refusal}" if self.refusal else detail
 
     def count_calls(self) -> None:
-        """Write the totals of its calls into the row, and whether a call tainted it."""
+        """Write into the row the totals of its calls, and whether a failed call tainted it."""
         count_tokens(self.row, self.calls)
         self.row.tainted = is_tainted(self.attempts)
 
     def entry(self) -> LedgerEntry:
-        """The ledger's entry, including the calls so far."""
+        """Return the ledger entry, including the calls so far."""
         if self.cached_entry is None:
             self.count_calls()
             self.cached_entry = self.row.entry()
@@ -114,18 +114,18 @@ class LiveEpisode:
 
 @dataclass(slots=True, kw_only=True)
 class Prepared:
-    """An episode that waits for its team's decision. It keeps only the lease's digest, so it survives a restart."""
+    """An episode that waits for its team's decision. It survives a restart, because it needs only the lease's digest."""
 
     row: EpisodeRow
     team: TeamRow
     in_doubt: bool = False
-    """Its client was silent for too long, or the server restarted, so its decision may never be reported."""
+    """Whether its client was silent for too long or the server restarted, so that nobody may ever report the decision."""
     silent_at: float = math.inf
     """Lease time at which the client has been silent for too long."""
 
     @property
     def asks(self) -> bool:
-        """Whether this server should ask the decider now. The decider itself asks nobody."""
+        """Whether this server should ask the decider now. If this server is the decider, it asks nobody."""
         return self.in_doubt and not self.team.decides
 
     def touch(self, now: float) -> None:
@@ -133,11 +133,11 @@ class Prepared:
 
 
 LEAST_SWEPT = 1024
-"""Fewest deadlines for which a sweep is worth its cost."""
+"""Minimum number of deadlines for which a sweep is worth its cost."""
 
 
 class Deadlines:
-    """Names, ordered by when to check each. Entries may be early or out of date, so the caller must check them."""
+    """Names, ordered by the time at which to check each one. Entries may be early or outdated, so the caller must check them."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
@@ -158,7 +158,7 @@ class Deadlines:
             self._sweep_at = max(LEAST_SWEPT, 2 * len(self._heap))
 
     def next(self) -> float:
-        """The earliest time; infinite if there is none."""
+        """Return the earliest time; infinite if there are no deadlines."""
         return self._heap[0][0] if self._heap else math.inf
 
     def take(self, now: float) -> list[str]:

@@ -1,6 +1,6 @@
-"""The state machine: from a command, a state and a moment to a reply, changes for the disk, and wake-ups.
+"""The state machine: turns a command, a state and a moment into a reply, changes for the disk, and wake-ups.
 
-This module and those below use no asyncio, SQL or clock. Nothing else writes the state.
+This module and the modules that it imports use no asyncio, SQL or clock. Nothing else writes the state.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ Command = Callable[[Transition], Reply]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Generic[Reply]):
-    """The result of a command. The caller must carry out all of it, even if the command failed."""
+    """The result of a command. The caller must apply all of it, even if the command failed."""
 
     answer: Callable[[], Reply]
     """Returns the reply or raises the command's error. Call it only when `changes` are on disk."""
     changes: list[Change]
-    """To be written atomically."""
+    """Changes to write to disk atomically."""
     claims: list[tuple[int, EpisodeGrant | Refusal]]
-    """Tickets of waiting claims with their answers, to be sent once `changes` are on disk."""
+    """Tickets of waiting claims with their answers. Send grants once `changes` are on disk."""
     closed: list[str]
-    """Episodes whose ends are among `changes`. Call `episodes.forget` when those are on disk."""
+    """Episodes whose ends are among `changes`. Call `episodes.forget` once the changes are on disk."""
     broken_off: list[str]
-    """Episodes whose open calls must end, including the closed ones."""
+    """Episodes whose open calls must be cut off, including the closed episodes."""
     log: list[LogLine]
     wakes_loop: bool
-    """The training loop may have something to do."""
+    """Whether the training loop may have something to do."""
     wakes_resolver: bool
-    """A prepared episode must ask its decider."""
+    """Whether a prepared episode has to ask its decider."""
 
 
 def apply(state: ServerState, command: Command[Reply], now: Moment) -> Outcome[Reply]:
@@ -86,7 +86,7 @@ def _attempt(t: Transition, command: Command[Reply]) -> Callable[[], Reply]:
 
 
 def _concerns_loop(t: Transition) -> tuple[object, ...]:
-    """The values that the training loop's decisions depend on, except time."""
+    """Return the values, other than time, that the training loop's decisions depend on."""
     state, situation, run = t.state, t.state.situation, t.state.run
     return (
         state.claims_decided_by,
@@ -102,7 +102,7 @@ def _concerns_loop(t: Transition) -> tuple[object, ...]:
 
 
 def expire(t: Transition) -> None:
-    """Close everything that is due: leases, the patience with groups and families, silent teams."""
+    """Act on everything that is due: leases, patience with groups and families, silent teams."""
     episodes.expire(t)
     teams.expire(t)
 
@@ -113,10 +113,10 @@ def load(
     now: Moment,
     suspected: Sequence[tuple[EpisodeRow, Sequence[RecordedCall]]] = (),
 ) -> Transition:
-    """Load the state from disk, at the start and after a failed write. Waiting claims are tried with the next command.
+    """Load the state from disk, at the start and after a failed write. The next command tries the waiting claims again.
 
-    Running episodes that this process does not know are closed as server_restarted. suspected: at the start, episodes whose
-    clients gave up on calls that can no longer be cleared up.
+    Running episodes that this process does not know are closed as server_restarted. At the start, `suspected` holds the episodes
+    whose clients gave up on a call and for which we can no longer find out why.
     """
     t = Transition(state, now)
     known = {**state.closing, **state.live}
@@ -131,7 +131,7 @@ def load(
         state.run = Run(row=snapshot.run, configs=snapshot.configs, step=snapshot.step, tokens=snapshot.tokens)
     for row in snapshot.groups:
         assert state.run is not None
-        # The patience with a group starts again, even if all its episodes were lost before.
+        # Patience with a group starts again, even if all its episodes were lost before.
         rules = state.run.specs[row.config_version].batch
         state.groups.add(Group(row=row, rules=rules, last_loss=t.lease_time))
     bound = {team.episode_id: team for team in snapshot.teams}
@@ -141,7 +141,7 @@ def load(
         else:
             _take_up(t, episode, known.get(episode.episode_id))
     number_evals(state, snapshot.eval_ordinals)
-    # Close episodes only now: closing one may decide about its group, which needs every slot accounted for.
+    # Close episodes only now: closing one may decide on its group, for which every slot must be accounted for.
     for lost in [live for name, live in state.live.items() if name not in known]:
         episodes.close(t, lost, DropReason.SERVER_RESTARTED, cause=Cause.SERVER)
     settle_all(t)

@@ -1,4 +1,4 @@
-"""The rows that storage keeps, and the changes to them that a transition decides. A list of changes is written whole or not at all."""
+"""The rows that storage keeps, and the changes to them that a transition makes. A list of changes is written atomically."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.protocol.teams import TeamOutcome
 
 @dataclass(slots=True, kw_only=True)
 class EpisodeRow:
-    """The ledger's row of one episode, with the fields that late and repeated requests are checked against."""
+    """The ledger row of one episode, with the fields that late and repeated requests are checked against."""
 
     seq: int
     """Order of the claims, over all runs."""
@@ -27,7 +27,7 @@ class EpisodeRow:
     group_id: str | None
     slot: int | None
     ordinal: int
-    """train: number of its group within the task and run. eval: number of the episode within its task and step."""
+    """For train episodes, the number of its group within the task and run; for evaluations, its number within the task and step."""
     claimed_step: int
     claimed_at: float
     lease_digest: str
@@ -35,7 +35,7 @@ class EpisodeRow:
     reason: DropReason | None = None
     detail: str | None = None
     step: int | None = None
-    """Step of the journalled batch that took it, whatever the outcome."""
+    """Step of the journalled batch that it is in, whatever the outcome of the step."""
     reward: float | None = None
     agent_rewards: dict[str, float] | None = None
     success: bool | None = None
@@ -45,7 +45,7 @@ class EpisodeRow:
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     restricted_tokens: int = 0
-    """Number of sampled tokens that were drawn with more restrictions than a temperature."""
+    """Number of tokens that were sampled with more restrictions than a temperature."""
     oldest_step: int = 0
     """Step of the weights that sampled its oldest token."""
     step_tokens: int = 0
@@ -57,13 +57,13 @@ class EpisodeRow:
     cause: Cause | None = None
     """Who lost the attempt."""
     tainted: bool = False
-    """Whether one of its calls failed on the server's side."""
+    """Whether one of its calls failed because of the server, and no later call made up for it."""
     despite: str | None = None
-    """Why its client lets it count even if it is tainted. Kept after its end, because a call may turn out to have failed later."""
+    """Why its client lets it count even if it is tainted. Kept after its end, because we may learn only later that a call failed."""
     suspected: dict[str, Any] | None = None
-    """Its requests (`calls.suspicion`), if a call that its client gave up may still turn out to have met a hung engine."""
+    """Its requests (`calls.suspicion`), if its client gave up on a call and it may still turn out that the engine was hanging."""
     api_key_digest: str | None = None
-    """None if an older server issued the key, which carries its own proof (`keys.Keyring.episode_of_old_key`)."""
+    """Digest of its API key; None if an older server signed the key (`keys.Keyring.episode_of_old_key`)."""
 
     @property
     def ungrouped(self) -> bool:
@@ -71,7 +71,7 @@ class EpisodeRow:
         return self.kind == "train" and self.group_id is None
 
     def entry(self) -> LedgerEntry:
-        """The ledger entry that clients see."""
+        """Return the ledger entry that clients see."""
         shared = {name: getattr(self, name) for name in _SHARED}
         shared["despite"] = self.despite if self.tainted else None
         shared["step"] = self.step if self.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED) else None
@@ -83,43 +83,43 @@ _SHARED = [name for name in EpisodeRow.__dataclass_fields__ if name in LedgerEnt
 
 @dataclass(slots=True, kw_only=True)
 class VersionRow:
-    """Reward statistics of the train episodes of one client version and one family of tasks. Updated at each end."""
+    """Reward statistics of the train episodes of one client version and one family of tasks, updated whenever an episode ends."""
 
     run_id: str
     mix: str | None
     client_version: str
     first_at: float
     last_at: float = 0.0
-    """Unix time of its newest end."""
+    """Unix time at which its last episode ended."""
     ended: int = 0
     reward_sum: float = 0.0
     square_sum: float = 0.0
     opening: list[float] = field(default_factory=list)
-    """Its first rewards."""
+    """The rewards of its first episodes."""
     recent: list[float] = field(default_factory=list)
-    """Its newest rewards."""
+    """The rewards of its most recent episodes."""
     before: str | None = None
     baseline: list[float] = field(default_factory=list)
-    """The newest rewards of the previous version at the time when this version ended its first episode."""
+    """The most recent rewards of the previous version when the first episode of this version ended."""
 
 
 @dataclass(slots=True, kw_only=True)
 class MixRow:
-    """Number of groups of each family in the run's steps. A family is a claim's `mix`; "" stands for the only family."""
+    """Counts of each family's groups in the run's steps. A family is a claim's `mix`; without a mix, "" is the only family."""
 
     ratios: dict[str, float] = field(default_factory=dict)
     """The ratios at the newest step."""
     carried: dict[str, int] = field(default_factory=dict)
-    """Number of groups that each family was owed when these ratios came into force."""
+    """Number of groups that each family was owed when these ratios took effect."""
     entered: dict[str, int] = field(default_factory=dict)
-    """Number of groups since then."""
+    """Number of each family's groups in steps since then."""
     trained: dict[str, int] = field(default_factory=dict)
-    """Number of groups since the run began, by the claims' mix."""
+    """Number of each family's groups in steps since the run began."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TeamRow:
-    """Binds one episode to the decision of its team. Never deleted, because a participant may ask late."""
+    """Binds one episode to its team's decision. Never deleted, because a participant may ask at any later time."""
 
     seq: int
     """The episode's `seq`."""
@@ -127,7 +127,7 @@ class TeamRow:
     decider_url: str
     decider_id: str
     sealed_key: str
-    """The decider's team key, as the keyring of this server sealed it."""
+    """The decider's team key, sealed by this server's keyring."""
     patience_s: float
     prepared_at: float
     prepare_digest: str
@@ -137,7 +137,7 @@ class TeamRow:
     outcome: TeamOutcome | None = None
     """None while it is prepared."""
     how: str | None = None
-    """What decided it: client, silence, decider, operator, run_ended."""
+    """What decided it: client, silence, decider, operator or run_ended."""
 
     @property
     def decides(self) -> bool:
@@ -145,7 +145,8 @@ class TeamRow:
 
 
 GroupState = Literal["open", "ready", "closed"]
-"""open: has slots to fill. ready: waits for a batch. closed: in a journalled batch, or dropped."""
+"""A group is "open" while it has slots to fill, "ready" while it waits for a batch, and "closed" once it is in a journalled batch or
+dropped."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,21 +177,21 @@ class RunRow:
     ended_at: float | None = None
     stop_requested_at: float | None = None
     released: bool = False
-    """True when its weights are no longer served: stopped, failed or replaced."""
+    """Whether its weights are no longer served, because it was stopped, failed or was replaced."""
     checkpoints: list[int] = field(default_factory=list)
     """Steps of the checkpoints that are kept, ascending; the hosted model itself is step 0."""
     branched_at: int = 0
     """The step that the current branch began from."""
     restore_key: str | None = None
-    """Idempotency key of the restore that began it."""
+    """Idempotency key of the restore that began the current branch."""
     restored_by: dict[str, int] = field(default_factory=dict)
-    """Idempotency key of each restore of the run so far → the step that it went back to."""
+    """Maps the idempotency key of each restore so far to the step that it went back to."""
     quarantined: dict[str, str] = field(default_factory=dict)
-    """Client versions that must not be trained, and why."""
+    """Maps each client version that must not be trained on to the reason."""
     mix: MixRow = field(default_factory=MixRow)
 
     def restored_to(self, key: str) -> int | None:
-        """The step that the restore with this key went back to; None when there was none."""
+        """Return the step that the restore with this key went back to; None if there was no such restore."""
         # An older server recorded only the newest restore.
         newest = self.branched_at if key == self.restore_key else None
         return self.restored_by.get(key, newest)
@@ -207,8 +208,8 @@ class ConfigRow:
 
 
 StepState = Literal["journalled", "done", "abandoned", "superseded"]
-"""journalled: its batch is fixed. done: trained and served. abandoned: the run failed on it. superseded: a restore went
-back before it."""
+"""A step is "journalled" once its batch is fixed, "done" once it is trained and served, "abandoned" if the run failed on it, and
+"superseded" if a restore went back to an earlier step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -226,10 +227,10 @@ class StepRow:
     config_version: int
     groups: list[PlannedGroup]
     values: dict[str, float]
-    """Metrics. Only the pool's while journalled; all of them when done."""
+    """Its metrics: only those of the pool while it is journalled, all of them once it is done."""
     state: StepState = "journalled"
     at: float = 0.0
-    """Unix time at which it entered the state."""
+    """Unix time at which it entered its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +244,7 @@ class HeldOutRow:
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
-# A row is a change too: it is inserted, or replaces the row with its key.
+# A row is a change too: it is inserted, or it replaces the row with the same key.
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +264,7 @@ class PutMeta:
 
 
 def session_note(run_id: str, client_id: str = "") -> str:
-    """Name of the note with the newest session of a client. Without a client: the prefix of all such names of the run."""
+    """Return the name of the note that holds a client's newest session. Without a client, return the prefix of the run's names."""
     return f"session/{run_id}/{client_id}"
 
 
@@ -275,14 +276,14 @@ class SetFate:
     state: EpisodeState
     reason: DropReason | None = None
     step: int | None = None
-    """None leaves the step as it is."""
+    """Step to set; None leaves it unchanged."""
     detail: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KeepSteps:
-    """A checkpoint now holds all steps of the run up to `through`, and the previous one those up to `after`. The episodes of the
-    steps in between are now trained for good."""
+    """A new checkpoint holds all steps of the run up to `through`; the previous checkpoint held the steps up to `after`. The
+    episodes of the steps in between are now permanently trained."""
 
     run_id: str
     after: int
@@ -291,7 +292,7 @@ class KeepSteps:
 
 @dataclass(frozen=True, slots=True)
 class DropUnkept:
-    """The run's steps after `after`, its last checkpoint, are lost: their episodes are dropped as run_ended."""
+    """The run's steps after `after`, the step of its last checkpoint, are lost: their episodes are dropped as run_ended."""
 
     run_id: str
     after: int
@@ -300,7 +301,7 @@ class DropUnkept:
 
 @dataclass(frozen=True, slots=True)
 class SupersedeAfter:
-    """The run continues from `step` on a new branch: later steps, and episodes trained or evaluated in them, are superseded."""
+    """The run continues from `step` on a new branch: later steps, and the episodes trained or evaluated in them, are superseded."""
 
     run_id: str
     step: int
@@ -309,9 +310,9 @@ class SupersedeAfter:
 
 @dataclass(frozen=True, slots=True)
 class FreeCalls:
-    """Delete calls that no replay needs: those of settled episodes of other runs, and of this run's steps up to `through`.
+    """Delete calls that no replay needs: of settled episodes in other runs, and of this run's steps up to `through`.
 
-    Episodes with a seq of at least `traces_from` keep theirs, so that people can look at recent traces.
+    Episodes with a seq of at least `traces_from` keep their calls, so that people can look at recent traces.
     """
 
     run_id: str
@@ -325,7 +326,7 @@ Change = Row | PutCalls | PutMeta | SetFate | KeepSteps | DropUnkept | Supersede
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """Everything that is open on disk: the initial content of memory."""
+    """Everything on disk that is still open. The state in memory starts from it."""
 
     server_id: str | None
     next_episode_seq: int
@@ -334,9 +335,9 @@ class Snapshot:
     """The newest run."""
     configs: list[ConfigRow]
     step: int
-    """The newest step of the run that is done; 0 before the first."""
+    """The run's newest step that is done; 0 before the first."""
     journalled: StepRow | None
-    """The run's step that is journalled and not done."""
+    """The run's step that is journalled but not done."""
     groups: list[GroupRow]
     """Open and ready groups."""
     episodes: list[EpisodeRow]
@@ -344,14 +345,14 @@ class Snapshot:
     teams: list[TeamRow]
     """Teams of the prepared episodes."""
     sessions: dict[str, str]
-    """Client of the run → its newest session."""
+    """Maps each client of the run to its newest session."""
     groups_by_task: dict[str, int]
     """Number of groups that the run has opened for each task."""
     eval_ordinals: list[tuple[str, int]]
-    """(task_id, ordinal) of the run's eval episodes at `step` that ended and count."""
+    """(task_id, ordinal) of each of the run's eval episodes at `step` that ended and counts."""
     tokens: int
     """Number of tokens sampled by closed episodes of the run."""
     versions: list[VersionRow]
     """The run's client versions, in the order of their first groups."""
     lived_at: float
-    """Unix time: clients that gave up on the engine before this met no hang."""
+    """Unix time at which the engine was last known to be alive: clients that gave up earlier met no hang."""

@@ -54,14 +54,14 @@ def create(t: Transition, spec: RunSpec, *, by: str, key: str | None, request_di
 
 
 def _what_keeps(t: Transition, run: Run) -> str:
-    """Text that says why another run cannot begin yet, and what to do about it."""
+    """Say why another run cannot begin yet, and what to do about it."""
     if run.row.stop_requested_at is None:
-        return "is running; stop it first, or wait until it is complete"
+        return "is still running; stop it first, or wait until it is complete"
     return f"is stopping: {_drain(t, run)}; `swarm run stop --wait` returns when it has ended"
 
 
 def _drain(t: Transition, run: Run) -> str:
-    """Text about the open episodes that a run waits for, after a stop was requested."""
+    """Describe the open episodes that a run waits for after a stop was requested."""
     episodes_open, asked_at = still_open(t.state, run), run.row.stop_requested_at or t.now.unix
     left_s = max(0.0, asked_at + run.spec.limits.drain_limit_s - t.now.unix)
     episodes = f"{episodes_open} open episode{'' if episodes_open == 1 else 's'}"
@@ -74,7 +74,7 @@ def patch(t: Transition, fields: Mapping[str, Any], *, if_match: int | None, by:
     state, run = t.state, t.state.run
     assert run is not None
     if run.row.status != "running":
-        detail = f"run {run.run_id} is {run.row.status}; only a running one can be changed"
+        detail = f"run {run.run_id} is {run.row.status}; only a running run can be changed"
         raise Refusal(ErrorCode.OVER_LIMIT, detail, run_status=run.row.status)
     if if_match is not None and if_match != run.config_version:
         detail = f"the config is at version {run.config_version}, not {if_match}; read it and try again"
@@ -103,7 +103,7 @@ def patch(t: Transition, fields: Mapping[str, Any], *, if_match: int | None, by:
 
 
 def request_stop(t: Transition) -> None:
-    """Request a stop of the newest run. Does nothing if it was requested before or no run is served."""
+    """Request a stop of the newest run. Does nothing if a stop was already requested or no run is served."""
     run = t.state.run
     if run is None or run.row.released or run.row.stop_requested_at is not None:
         return
@@ -113,7 +113,7 @@ def request_stop(t: Transition) -> None:
 
 
 def complete(t: Transition) -> None:
-    """Complete the run: a limit was reached and a checkpoint holds every step. Eval episodes continue."""
+    """Complete the run, once a limit is reached and a checkpoint holds every step. Eval episodes continue."""
     run = t.state.run
     assert run is not None
     reason = run.limit_reached(t.now.unix)
@@ -124,7 +124,7 @@ def complete(t: Transition) -> None:
 
 
 def stop(t: Transition) -> None:
-    """Release the run: it is drained and a checkpoint holds every step. A complete run stays complete."""
+    """Release the run, once it is drained and a checkpoint holds every step. A complete run stays complete."""
     run = t.state.run
     assert run is not None
     if run.row.status == "running":
@@ -167,32 +167,39 @@ def _end_training(t: Transition, why: str) -> None:
         drop_group(t, group, DropReason.RUN_ENDED, why)
 
 
-# -- going back, and keeping code out ---------------------------------------------------------------------------------
+# -- going back, and excluding code ---------------------------------------------------------------------------------
 
 
 def restorable(state: ServerState, wish: Restoration) -> Run:
-    """The run, if it can go back to the requested step. Codes: over_limit, not_found{checkpoints}."""
+    """Return the run if it can go back to the requested step. Codes: over_limit, not_found{checkpoints}."""
     run = state.run
     if run is None or run.run_id != wish.run_id:
-        detail = f"run {wish.run_id} was replaced by another; only the newest run of a server can be restored"
+        detail = f"run {wish.run_id} was replaced by another run; only a server's newest run can be restored"
         raise Refusal(ErrorCode.OVER_LIMIT, detail)
     if run.row.stop_requested_at is not None and not run.row.released:
-        raise Refusal(ErrorCode.OVER_LIMIT, f"run {run.run_id} is being stopped; restore it when it is")
+        raise Refusal(ErrorCode.OVER_LIMIT, f"run {run.run_id} is being stopped; restore it once it has stopped")
     kept = [0, *run.row.checkpoints]
     if wish.step not in kept:
         known = ", ".join(map(str, kept))
-        detail = f"run {run.run_id} keeps no checkpoint of step {wish.step}; there are {known} (0 is the hosted model)"
+        detail = f"run {run.run_id} has no checkpoint of step {wish.step}; it has {known} (0 is the hosted model)"
         raise Refusal(ErrorCode.NOT_FOUND, detail, checkpoints=kept)
     if errors := own_code_faults(run.spec, state.info, allowed=state.allow_algorithms):
-        raise Refusal(ErrorCode.OVER_LIMIT, f"run {run.run_id} trained with functions of its own: {errors[0].problem}")
+        raise Refusal(ErrorCode.OVER_LIMIT, f"run {run.run_id} trained with its own functions: {errors[0].problem}")
     return run
 
 
 def restore(t: Transition, wish: Restoration, mix: MixRow, ended_evals: Iterable[tuple[str, int]]) -> None:
     """Begin a new branch of the run at a checkpoint. Episodes of the old branch after the checkpoint are superseded.
 
-    mix: the balance at that step. ended_evals: task and ordinal of the ended evaluations at that step that count, as read from
-    disk. The caller must open the engine again, at this checkpoint. Codes: as `restorable`.
+    The caller must then open the engine at this checkpoint.
+
+    Args:
+        t: the transition.
+        wish: the request, with the step to go back to.
+        mix: the balance at that step.
+        ended_evals: task and ordinal of each ended evaluation that counts, at that step, as read from disk.
+
+    Codes: those of `restorable`.
     """
     state, run = t.state, restorable(t.state, wish)
     row = run.row
@@ -209,7 +216,7 @@ def restore(t: Transition, wish: Restoration, mix: MixRow, ended_evals: Iterable
         close(t, live, DropReason.SUPERSEDED, detail, cause=Cause.SERVER)
     for group in state.groups:
         drop_group(t, group, DropReason.SUPERSEDED, detail)
-    for waiting in [prepared.row for prepared in state.prepared.values()]:  # for a decision of another server
+    for waiting in [prepared.row for prepared in state.prepared.values()]:  # waiting for another server's decision
         if waiting.run_id == run.run_id and (waiting.kind == "train" or waiting.claimed_step > wish.step):
             waiting.reason = DropReason.SUPERSEDED
             t.changes.append(waiting)
@@ -226,7 +233,7 @@ def restore(t: Transition, wish: Restoration, mix: MixRow, ended_evals: Iterable
 
 
 def number_evals(state: ServerState, ended: Iterable[tuple[str, int]]) -> None:
-    """Reserve the ordinals (by task) of evaluations at the current step: of those that `ended`, and of open ones that have one."""
+    """Reserve the ordinals, by task, of evaluations at the current step: those in `ended`, and those of open evaluations."""
     rows = [live.row for live in state.live.values()] + [prepared.row for prepared in state.prepared.values()]
     rows = [row for row in rows if row.kind == "eval" and row.reason is None and row.task_id]
     held = [(row.task_id, row.ordinal) for row in rows if state.is_at_this_step(row)]
@@ -235,7 +242,7 @@ def number_evals(state: ServerState, ended: Iterable[tuple[str, int]]) -> None:
 
 
 def want_checkpoint(t: Transition) -> int:
-    """Request a checkpoint of the newest step. Returns the step."""
+    """Request a checkpoint of the newest step, and return that step."""
     run = t.state.run
     assert run is not None
     t.state.situation.checkpoint_wanted = run.step > run.kept_step
@@ -247,25 +254,25 @@ def want_restoration(t: Transition, wish: Restoration) -> None:
     restorable(t.state, wish)
     known = t.state.situation.restoration
     if known is not None and known != wish:
-        detail = f"run {known.run_id} is being restored to step {known.step} already; wait until it is"
+        detail = f"run {known.run_id} is already being restored to step {known.step}; wait until that is done"
         raise Refusal(ErrorCode.SERVER_BUSY, detail, run_id=known.run_id, holder=known.by)
     t.state.situation.restoration = wish
 
 
 def restoration_over(t: Transition) -> None:
-    """Clear the request: it was carried out and is on disk, or it was refused."""
+    """Clear the request for a restoration, once it is done and on disk, or was refused."""
     t.state.situation.restoration = None
 
 
 def quarantine(t: Transition, client_version: str, *, wanted: bool, reason: str, by: str) -> None:
-    """Keep episodes of this client version out of later batches, or let them in again. A repetition does nothing.
+    """Exclude episodes of this client version from later batches, or allow them again. Repeating the request does nothing.
 
-    Its running episodes may end, and are then dropped; it can still claim eval episodes. Codes: over_limit.
+    Running episodes of an excluded version may end, but are then dropped; it can still claim eval episodes. Codes: over_limit.
     """
     run = t.state.run
     assert run is not None
     if run.row.status != "running":
-        detail = f"run {run.run_id} is {run.row.status}; only a running one trains anything"
+        detail = f"run {run.run_id} is {run.row.status}, so it no longer trains on any client version"
         raise Refusal(ErrorCode.OVER_LIMIT, detail, run_status=run.row.status)
     if wanted == (client_version in run.row.quarantined):
         return

@@ -1,4 +1,4 @@
-"""The run that a server works on: its row, its specs by config version, its client versions, and which checkpoints it keeps."""
+"""The run that a server works on: its row, its specs by config version, its client versions, and the checkpoints it keeps."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from swarm.server.state.batching import groups_needed
 from swarm.server.state.rows import ConfigRow, EpisodeRow, HeldOutRow, RunRow, VersionRow
 
 EVALUATED_ENOUGH = 0.9
-"""A step counts as evaluated if it has this share of the most eval episodes at any step; fewer could be a lucky subset of the tasks."""
+"""A step counts as evaluated if it has at least this share of the eval episodes of the best-covered step: fewer could be a lucky
+subset of the tasks."""
 MOST_DEPTH = 64
-"""Deepest nesting of a field in a patch; no field needs as much."""
+"""Maximum nesting depth of a field in a patch; no field needs that much."""
 _FIXED = ("name", "loss", "sources")
 """Fields of a run's algorithm that no patch may change."""
 WINDOW = 64
-"""Number of episodes compared on either side of a version change: few enough that the policy has hardly moved."""
+"""Number of episodes compared on either side of a version change: few enough that the policy has hardly changed."""
 
 VersionKey = tuple[str | None, str]
-"""mix, client_version. Families have different rewards, so they are not compared with each other."""
+"""(mix, client_version). Families have different rewards, so we do not compare them with each other."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """The newest run of the server."""
+    """The server's newest run."""
 
     row: RunRow
     configs: list[ConfigRow]
@@ -62,17 +63,17 @@ class Run:
 
     @property
     def kept_step(self) -> int:
-        """The newest step that a checkpoint holds."""
+        """The newest step that has a checkpoint; 0 if there is none."""
         return self.row.checkpoints[-1] if self.row.checkpoints else 0
 
     @property
     def oldest_kept_step(self) -> int:
-        """The step where a replay may have to begin: the oldest kept checkpoint, or 0 for the hosted model."""
+        """The step from which a replay may have to start: that of the oldest kept checkpoint, or 0 for the hosted model."""
         kept = self.row.checkpoints[-self.spec.checkpoint.keep :]
         return kept[0] if len(kept) == self.spec.checkpoint.keep else 0
 
     def limit_reached(self, now: float) -> str | None:
-        """Text that says which limit of the spec was reached; None if none was."""
+        """Say which limit of the spec was reached; None if none was."""
         limits = self.spec.limits
         if limits.steps is not None and self.step >= limits.steps:
             return f"reached its limit of {limits.steps} steps"
@@ -84,34 +85,40 @@ class Run:
 
 
 def refused_now(run: Run) -> str | None:
-    """Why this version would refuse the run's spec, which an older version accepted; None if it would accept it."""
+    """Say why this version refuses the run's spec, which an older version accepted; None if it accepts the spec."""
     try:
         RunSpec.model_validate(run.configs[-1].spec)
     except ValidationError as error:
         faults = "; ".join(str(fault) for fault in explain(error, RunSpec))
-        return f"an older version took the spec of run {run.run_id}, which is refused now; it can be stopped, or patched: {faults}"
+        return f"this version refuses the spec of run {run.run_id}, which an older version accepted; stop the run or patch it: {faults}"
     return None
 
 
 def judge_spec(spec: RunSpec, info: EngineInfo, *, allow_algorithms: bool = False) -> None:
-    """Refuse a spec that this server cannot carry out. allow_algorithms: whether it executes users' own functions.
+    """Refuse a spec that this server cannot run. With `allow_algorithms`, the server executes a run's own functions.
 
     Codes: invalid_spec{errors}.
     """
     errors = own_code_faults(spec, info, allowed=allow_algorithms)
     if spec.model is not None and not info.is_named(spec.model):
-        errors.append(FieldError(field="model", problem=f"this server hosts {info.model!r}; leave it out to use that"))
+        errors.append(
+            FieldError(
+                field="model", problem=f"this server hosts {info.model!r}; leave the field out to use that model"
+            )
+        )
     if spec.max_model_len is not None and spec.max_model_len > info.max_model_len:
         problem = f"the engine was started with at most {info.max_model_len} tokens"
         errors.append(FieldError(field="max_model_len", problem=problem))
     targets = spec.parameters.targets if isinstance(spec.parameters, LoraSpec) and info.layers else ()
     if wrong := [target for target in targets if target not in info.layers]:
         problem = (
-            f"the model has no linear layer {', '.join(map(repr, wrong))}; it has {', '.join(sorted(info.layers))}"
+            f"the model has no linear layers {', '.join(map(repr, wrong))}; it has {', '.join(sorted(info.layers))}"
         )
         errors.append(FieldError(field="parameters.targets", problem=problem, nearest=nearest(wrong[0], info.layers)))
     if spec.sampling.train == "exact" and not info.masks:
-        problem = f"the {info.backend} engine cannot rebuild what a grammar or top-p left of a distribution; use policy or off"
+        problem = (
+            f"the {info.backend} engine cannot reproduce how a grammar or top-p restricts sampling; use policy or off"
+        )
         errors.append(FieldError(field="sampling.train", problem=problem))
     needed = groups_needed(spec.batch) * spec.batch.group_size
     if needed > spec.batch.max_pool_episodes:
@@ -122,24 +129,24 @@ def judge_spec(spec: RunSpec, info: EngineInfo, *, allow_algorithms: bool = Fals
 
 
 def own_code_faults(spec: RunSpec, info: EngineInfo, *, allowed: bool) -> list[FieldError]:
-    """One error for each of the user's own functions, unless the server executes them."""
+    """Return one error for each of the spec's own functions, unless the server executes such functions."""
     if info.own_functions and allowed:
         return []
-    problem = "this server executes no functions of users; start it with `swarm serve --allow-algorithms`"
+    problem = "this server does not execute users' functions; start it with `swarm serve --allow-algorithms`"
     if not info.own_functions:
         problem = (
-            f"the {info.backend} engine trains with no functions of users; serve with --engine local --allow-algorithms"
+            f"the {info.backend} engine does not support users' functions; serve with --engine local --allow-algorithms"
         )
     return [FieldError(field=f"algorithm.{field}", problem=problem) for field in spec.algorithm.own_functions]
 
 
 def settled(spec: RunSpec, info: EngineInfo) -> RunSpec:
-    """The spec with the engine's choice for each open field."""
+    """Return the spec with the engine's choice for each field that it leaves open."""
     return spec.computed_in(info.dtype).trained_as("exact" if info.masks else "policy")
 
 
 def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:
-    """The spec after a merge patch of its tunable fields. Codes: invalid_spec{errors}."""
+    """Return the spec after a merge patch of its tunable fields. Codes: invalid_spec{errors}."""
     errors = [
         _not_tunable(name) if name not in TUNABLE else FieldError(field=name, problem="is nested too deeply")
         for name, value in patch.items()
@@ -148,7 +155,7 @@ def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:
     if errors:
         raise invalid_spec(errors)
     stated = spec.model_dump(mode="json")
-    if not spec.batch.states_partial_min:  # it follows the group size, also a patched one
+    if not spec.batch.states_partial_min:  # it follows the group size, even if that is patched
         del stated["batch"]["partial_min"]
     merged = merge_patch(stated, dict(patch))
     try:
@@ -163,7 +170,7 @@ def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:
 
 def _not_tunable(name: str) -> FieldError:
     if name.split(".")[0] in RunSpec.model_fields:
-        return FieldError(field=name, problem="cannot be changed while a run goes on")
+        return FieldError(field=name, problem="cannot be changed during a run")
     return FieldError(field=name, problem="unknown field", nearest=nearest(name, TUNABLE))
 
 
@@ -184,14 +191,14 @@ class Versions:
         return key in self._rows
 
     def begin(self, run_id: str, key: VersionKey, at: float) -> VersionRow:
-        """Add a version that opens its first group. Returns the row to write."""
+        """Add a version that opens its first group, and return the row to write."""
         mix, client_version = key
         row = VersionRow(run_id=run_id, mix=mix, client_version=client_version, first_at=at)
         self._rows[key] = row
         return row
 
     def rewarded(self, episode: EpisodeRow, at: float) -> VersionRow:
-        """Count an ended train episode. Returns the row to write."""
+        """Count an ended train episode, and return the row to write."""
         assert episode.reward is not None
         key = (episode.mix, episode.client_version)
         row = self._rows.get(key) or self.begin(episode.run_id, key, at)
@@ -214,7 +221,7 @@ class Versions:
 
 
 def shift(row: VersionRow) -> float | None:
-    """The change of the mean reward with this version; None if there was no version before it."""
+    """Return how much the mean reward changed with this version; None if there was no earlier version."""
     return fmean(row.opening) - fmean(row.baseline) if row.opening and row.baseline else None
 
 
@@ -226,7 +233,7 @@ def shifts(rows: Iterable[VersionRow]) -> dict[VersionKey, float | None]:
 
 
 def best_of(kept: Sequence[int], evaluated: Sequence[HeldOutRow]) -> HeldOutRow | None:
-    """The kept step with the highest mean reward over its eval episodes; the newer of equal ones; None if no kept step was evaluated."""
+    """Return the kept step with the highest mean reward over its eval episodes, the newest if several are equal; None without evals."""
     steps = [row for row in evaluated if row.step in kept]
     most = max((row.episodes for row in steps), default=0)
     enough = [row for row in steps if row.episodes >= EVALUATED_ENOUGH * most]
@@ -234,6 +241,6 @@ def best_of(kept: Sequence[int], evaluated: Sequence[HeldOutRow]) -> HeldOutRow 
 
 
 def kept_steps(made: Sequence[int], keep: int, best: int | None) -> list[int]:
-    """The checkpoints that the rule keeps: the newest `keep` of those made, and the best."""
+    """Return the steps of the checkpoints to keep: the newest `keep` of those made, and the best."""
     ordered = sorted(set(made))
     return [step for step in ordered if step in ordered[-keep:] or step == best]

@@ -1,4 +1,4 @@
-"""The sample pool: ended episodes in their groups, until a step takes them or they are dropped."""
+"""The sample pool: ended episodes in their groups, until a step uses them or they are dropped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from swarm.server.state.runs import Run
 from swarm.server.state.server_state import ServerState, Transition
 
 MIX_PATIENCE = "mix patience"
-"""Name of the deadline at which the patience with a family runs out."""
+"""Name of the deadline at which patience with a family runs out."""
 
 
 def next_batch(state: ServerState, lease_time: float) -> list[Group] | None:
-    """The groups of the next step, in the order of their turns; None if there are too few."""
+    """Return the groups of the next step, in the order of their turns; None if there are too few."""
     assert state.run is not None
     batch = state.run.spec.batch
     balance = balance_under(state.run.row.mix, batch.mix)
@@ -54,7 +54,7 @@ def open_group(t: Transition, run: Run, key: GroupKey) -> Group:
 
 
 def take_slot(t: Transition, group: Group, slot: int, episode_id: str) -> None:
-    """Begin an episode in a slot."""
+    """Assign a slot to an episode that begins."""
     group.running[slot] = episode_id
     if t.state.run is not None:
         mix = t.state.run.spec.batch.mix
@@ -78,7 +78,7 @@ def fill_slot(t: Transition, row: EpisodeRow, group: Group) -> None:
 
 
 def free_slot(t: Transition, row: EpisodeRow) -> None:
-    """Free the slot of a lost episode, or the ordinal of a lost evaluation, so that it is offered again."""
+    """Free the slot of a lost episode, or the ordinal of a lost evaluation, so that it can be offered again."""
     state = t.state
     group = state.groups.get(row.group_id) if row.group_id else None
     if group is not None and row.slot is not None:
@@ -96,13 +96,13 @@ def free_slot(t: Transition, row: EpisodeRow) -> None:
 
 
 def settle_kin(t: Transition, row: EpisodeRow) -> None:
-    """Settle the groups that waited only for this ungrouped episode, which is over."""
+    """Settle the groups that were only waiting for this ungrouped episode, which is over now."""
     for group in t.state.groups.left_alone_by(row):
         settle(t, group)
 
 
 def take_back(t: Transition, row: EpisodeRow) -> None:
-    """Take an ended episode out of its group, because it must not be trained after all. Its slot is offered again."""
+    """Remove an ended episode from its group, because it must not be trained on after all. Its slot is offered again."""
     state = t.state
     t.changes.append(row)
     group = state.groups.get(row.group_id) if row.group_id else None
@@ -115,7 +115,7 @@ def take_back(t: Transition, row: EpisodeRow) -> None:
 
 
 def leave_behind(t: Transition, client_id: str, client_version: str) -> None:
-    """A client comes with a version of its code that has no group to join: note that it will not claim in groups of others."""
+    """Note that a client, whose code version has no group to join, will not claim in groups of other versions any more."""
     state = t.state
     if not state.groups.has_other(client_version):
         return
@@ -128,10 +128,10 @@ def leave_behind(t: Transition, client_id: str, client_version: str) -> None:
 
 
 def _see_idle_group(t: Transition, group: Group) -> None:
-    """If nothing runs in the group any more and it is not ready, others may now start to wait for its family."""
+    """Let the other families start to wait for this group's family if the group is idle: nothing runs in it and it is not ready."""
     state = t.state
     if state.run is not None and state.run.spec.batch.mix and not group.running and group.row.state != "ready":
-        state.groups.touch()  # so that waiting claims ask again
+        state.groups.touch()  # so that waiting claims are tried again
         await_families(t)
 
 
@@ -139,15 +139,18 @@ def _see_idle_group(t: Transition, group: Group) -> None:
 
 
 def settle_all(t: Transition) -> None:
-    """Settle every group, after a change that may affect any of them."""
+    """Settle every group after a change that may affect any of them."""
     for group in t.state.groups:
         settle(t, group)
     await_families(t, rearm=True)
 
 
 def settle(t: Transition, group: Group) -> None:
-    """Drop a useless group, make a full one ready, apply the partial policy to one that is out of patience or cannot be joined any
-    more; else check again when patience runs out."""
+    """Decide what becomes of a group.
+
+    Drop it if it is useless. Make it ready if it is full. Apply the partial policy if patience with it has run out or nobody can
+    join it any more. Otherwise check again when patience runs out.
+    """
     state, verdict = t.state, _useless_because(t.state, group)
     if group.useless != (verdict is not None):
         group.useless = verdict is not None
@@ -172,7 +175,7 @@ def settle(t: Transition, group: Group) -> None:
 
 
 def _useless_because(state: ServerState, group: Group) -> tuple[DropReason, str | None] | None:
-    """Why no batch will ever take the group, in the ledger's words; None if one may."""
+    """Return why no batch will ever use the group, as the ledger reports it; None if a batch may."""
     run, row = state.run, group.row
     assert run is not None
     quarantined = run.row.quarantined.get(row.client_version)
@@ -200,7 +203,9 @@ def _make_ready(t: Transition, group: Group) -> None:
     if _teaches_nothing(state, group):
         state.flat_groups += 1
         if state.flat_groups == most_flat(run.spec.batch):
-            t.say(f"{state.flat_groups} groups of equal rewards were dropped: from here on they fill the step")
+            t.say(
+                f"{state.flat_groups} groups with equal rewards were dropped: from now on such groups count for the step"
+            )
         drop_group(t, group, DropReason.ZERO_VARIANCE)
         return
     group.row.state = "ready"
@@ -211,21 +216,21 @@ def _make_ready(t: Transition, group: Group) -> None:
 
 
 def _teaches_nothing(state: ServerState, group: Group) -> bool:
-    """Whether the batch rule rejects the finished group."""
+    """True if the batch rule rejects the finished group because its rewards are equal."""
     if state.run is None or state.run.spec.batch.rule != "informative_tasks" or not group.equal_rewards:
         return False
     return state.flat_groups < most_flat(state.run.spec.batch)
 
 
 def drop_flat(t: Transition) -> None:
-    """Drop ready groups with equal rewards, after a patch to a rule that requires differences."""
+    """Drop ready groups with equal rewards, after a patch to a rule that requires different rewards."""
     for group in t.state.groups.ready():
         if _teaches_nothing(t.state, group):
             drop_group(t, group, DropReason.ZERO_VARIANCE)
 
 
 def drop_group(t: Transition, group: Group, reason: DropReason, detail: str | None = None) -> None:
-    """Drop a group and the episodes that ended in it. No episode may be running in it."""
+    """Drop a group and its ended episodes. No episode may be running in it."""
     for row in group.in_slot_order():
         t.state.pooled.pop(row.episode_id, None)
         t.changes.append(SetFate(row.episode_id, EpisodeState.DROPPED, reason, detail=detail))
@@ -242,7 +247,10 @@ def drop_group(t: Transition, group: Group, reason: DropReason, detail: str | No
 
 
 def await_families(t: Transition, *, rearm: bool = False, held_up: str | None = None) -> None:
-    """Find the families that others wait for. rearm: a patience may have changed. held_up: a family that may not open a group now."""
+    """Find the families that others wait for.
+
+    Set `rearm` if patience with a family may have changed. `held_up` is a family that may not open a group now.
+    """
     state, run = t.state, t.state.run
     if run is None or run.row.status != "running" or not run.spec.batch.mix:
         state.awaited.clear()
@@ -269,5 +277,5 @@ def mix_patience_ended(t: Transition) -> None:
     if t.state.run is not None:
         late = t.state.awaited.newly_passed(t.state.run.spec.batch.mix, t.lease_time)
         for name in late:
-            t.say(f"family {name!r} keeps the others waiting: they go on without it")
-    await_families(t)  # without that family, it may be the turn of another absent one
+            t.say(f"family {name!r} keeps the others waiting: they continue without it")
+    await_families(t)  # without that family, it may be the turn of another absent family

@@ -1,4 +1,4 @@
-"""A server's state, and the record of one change to it. The neighbouring modules define commands; `machine` applies them."""
+"""A server's state, and the transition that a command makes. The neighbouring modules define commands; `machine` applies them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Moment:
 
     unix: float
     monotonic: float
-    """Seconds that never go back."""
+    """Monotonic time, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoration:
-    """A request to go back to a checkpoint. The training loop carries it out when it is free."""
+    """A request to go back to a checkpoint. The training loop does so when it is free."""
 
     run_id: str
     step: int
@@ -38,35 +38,35 @@ class Restoration:
 
 @dataclass(slots=True, kw_only=True)
 class Situation:
-    """State that only this process keeps. It survives a failed write, but no restart."""
+    """State that exists only in this process. It survives a failed write, but not a restart."""
 
     lease_clock: LeaseClock = field(default_factory=LeaseClock)
     phase: Phase = Phase.IDLE
-    """What the training loop is doing; the engine's health overrides it."""
+    """What the training loop is doing. `shown_phase` also takes the engine's health into account."""
     engine_ready: bool = False
     engine_failed: Failure | None = None
     engine_failures: int = 0
     replicas: tuple[ReplicaHealth, ...] = ()
     hang: Hang | None = None
-    """The engine's newest hang."""
+    """The engine's most recent hang."""
     opened_run: str | None = None
     """The run whose newest weights the engine serves."""
     run_directory: str = ""
-    """Where that run's checkpoints lie."""
+    """Folder of that run's checkpoints."""
     serve_again: bool = False
-    """Inference was restarted: the weights must be served again before anything else."""
+    """Whether inference was restarted, so that the weights must be served again before anything else."""
     collecting_since: float = 0.0
     """Monotonic time at which collecting the next batch began."""
     quiet_since: float = 0.0
-    """Unix time of the newest claim, end, step, or other event that brings the next step nearer or farther."""
+    """Unix time of the last claim, end, step, or other event that brings the next step closer or sets it back."""
     waiting_for: WaitingFor | None = None
-    """What has held the run up since then."""
+    """What has held the run up since then; None if nothing has."""
     suspected_at: float = 0.0
-    """Unix time at which a client last gave up on a call that may turn out to have met a hung engine."""
+    """Unix time at which a client last gave up on a call; it may turn out that the engine was hanging."""
     lived_at: float = 0.0
-    """Unix time: clients that gave up before this met no hang. Also on disk, for use after a restart."""
+    """Unix time at which the engine was last known to be alive: clients that gave up earlier met no hang. Kept on disk too."""
     no_room: dict[str, Failure] = field(default_factory=dict)
-    """What could not be written at the last try (the pool, checkpoints), and why."""
+    """What could not be written at the last attempt (the pool, checkpoints), and why."""
     checkpoint_wanted: bool = False
     restoration: Restoration | None = None
 
@@ -86,50 +86,50 @@ class Situation:
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """Everything that is open: runs, groups, episodes, claims. Finished ones are only on disk."""
+    """Everything that is open: runs, groups, episodes, claims. Whatever is finished is only on disk."""
 
     info: EngineInfo
     ids: Ids
     allow_algorithms: bool = False
-    """Whether runs may bring users' own functions, which the trainer executes."""
+    """Whether runs may bring their own functions, which the trainer executes."""
     situation: Situation = field(default_factory=Situation)
     queue: ClaimQueue = field(default_factory=ClaimQueue)
     closing: dict[str, LiveEpisode] = field(default_factory=dict)
     """Closed episodes whose ends are not on disk yet."""
     claims_decided_by: tuple[object, ...] = ()
-    """See `claims.is_decided_by`, when waiting claims were last tried."""
+    """Value of `claims.is_decided_by` when waiting claims were last tried."""
     closed_count: int = 0
     """Number of episodes closed or decided since the process started."""
     # -- read from disk at start, and again after a failed write ------------------------------------------------------
     run: Run | None = None
     journalled: StepRow | None = None
-    """The step that is journalled and not done."""
+    """The step that is journalled but not done."""
     next_episode_seq: int = 1
     next_group_seq: int = 1
     groups_by_task: dict[str, int] = field(default_factory=dict)
     groups: Groups = field(default_factory=Groups)
     live: dict[str, LiveEpisode] = field(default_factory=dict)
     prepared: dict[str, Prepared] = field(default_factory=dict)
-    """Episodes bound to the decision of a team."""
+    """Episodes that wait for their team's decision."""
     pooled: dict[str, EpisodeRow] = field(default_factory=dict)
-    """Ended episodes that no step has taken yet."""
+    """Ended episodes that no step has used yet."""
     claim_keys: dict[str, str] = field(default_factory=dict)
-    """Idempotency key of a claim → its open episode."""
+    """Maps a claim's idempotency key to its open episode."""
     sessions: dict[str, str] = field(default_factory=dict)
-    """Client of the run → its newest session."""
+    """Maps each client of the run to its newest session."""
     eval_ordinals: dict[str, set[int]] = field(default_factory=dict)
-    """By task: the ordinals that are taken at the current step."""
+    """For each task, the ordinals of evaluations that are taken at the current step."""
     versions: Versions = field(default_factory=Versions)
     awaited: Awaited = field(default_factory=Awaited)
     deadlines: Deadlines = field(default_factory=Deadlines)
-    """Deadlines of episodes, groups and the patience with families."""
+    """Deadlines of episodes and groups, and of patience with families."""
     team_deadlines: Deadlines = field(default_factory=Deadlines)
     flat_groups: int = 0
-    """Number of groups dropped for equal rewards since the newest batch, or since the server started."""
+    """Number of groups dropped for equal rewards since the last batch, or since the server started."""
 
     @property
     def next_deadline(self) -> float:
-        """Lease time at which to call `machine.expire`; infinite when nothing can run out."""
+        """Lease time at which to call `machine.expire`; infinite if nothing can expire."""
         return min(self.deadlines.next(), self.team_deadlines.next())
 
     @property
@@ -141,7 +141,7 @@ class ServerState:
 
     @property
     def weights_version(self) -> WeightsVersion | None:
-        """The served weights version; None if no run's weights are served."""
+        """The weights version that is served; None if no run's weights are served."""
         if self.run is None or not self.serving:
             return None
         return WeightsVersion(run_id=self.run.run_id, branch=self.run.row.branch, step=self.run.step)
@@ -150,17 +150,17 @@ class ServerState:
         return self.run is not None and row.run_id == self.run.run_id and row.claimed_step == self.run.step
 
     def row(self, episode_id: str) -> EpisodeRow | None:
-        """An episode's row; None if memory no longer has it."""
+        """Return an episode's row; None if it is not in memory."""
         held = self.live.get(episode_id) or self.closing.get(episode_id) or self.prepared.get(episode_id)
         return held.row if held is not None else self.pooled.get(episode_id)
 
     def passed(self, lease_time: float) -> frozenset[str]:
-        """Families whose patience ran out."""
+        """Return the families with which patience has run out."""
         mix = self.run.spec.batch.mix if self.run is not None else {}
         return self.awaited.passed(mix, lease_time) if mix else frozenset()
 
     def debts(self) -> dict[str, float]:
-        """Number of groups that each family of the run's mix is behind; empty without a mix."""
+        """Return the number of groups by which each family of the run's mix is behind; empty without a mix."""
         if self.run is None or not self.run.spec.batch.mix:
             return {}
         return Turns(balance_under(self.run.row.mix, self.run.spec.batch.mix)).debts()
@@ -171,7 +171,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line for people. one_of: for a line that may come in hundreds, what it is one of; then the server's log only counts it."""
+    """A log line for people. `one_of` names the kind of a line that may come in hundreds; the server's log only counts such lines."""
 
     text: str
     level: LogLevel = "info"
@@ -185,19 +185,19 @@ class Transition:
     state: ServerState
     now: Moment
     changes: list[Change] = field(default_factory=list)
-    """To be written atomically."""
+    """Changes to write to disk atomically."""
     log: list[LogLine] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     """Episodes that are no longer open; `changes` has their ends."""
     broken_off: list[str] = field(default_factory=list)
-    """Episodes whose open calls must end: they are over, or about to be."""
+    """Episodes whose open calls must be cut off, because the episodes are about to end."""
     in_doubt: bool = False
-    """A prepared episode must ask its decider."""
+    """Whether a prepared episode has to ask its decider."""
 
     @property
     def lease_time(self) -> float:
         return self.state.situation.lease_clock.time(self.now.monotonic)
 
     def say(self, text: str, level: LogLevel = "info", *, one_of: str | None = None) -> None:
-        """Leave a line for people; see `LogLine`."""
+        """Add a log line for people; see `LogLine`."""
         self.log.append(LogLine(text, level, one_of))

@@ -1,4 +1,4 @@
-"""Reports the server and its runs in the protocol's form, and finds what a run waits for."""
+"""Reports on the server and its runs in the protocol's form, and finds out what a run waits for."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from swarm.server.state.sample_pool import next_batch
 from swarm.server.state.server_state import Moment, ServerState
 
 QUIET_S = 10.0
-"""Seconds without a claim or an end after which the run counts as waiting, if nobody else may claim for the next step."""
+"""Seconds without a claim or an ended episode after which the run counts as waiting, if nobody else may claim for the next step."""
 LONG_QUIET_S = 60.0
-"""The same if others may claim but do not."""
+"""Like QUIET_S, if others may claim but do not."""
 
 
 def status(state: ServerState, now: Moment, server_id: str, *, revision: int, tokens_per_s: float) -> ServerStatus:
@@ -114,7 +114,7 @@ def _by_mix(state: ServerState, now: Moment) -> dict[str, MixStatus]:
 
 
 def watched(state: ServerState, now: Moment) -> tuple[object, ...]:
-    """The values whose changes are sent to watchers at once."""
+    """Return the values whose changes are sent to watchers immediately."""
     run, situation = state.run, state.situation
     return (
         state.passed(situation.lease_clock.time(now.monotonic)),
@@ -145,7 +145,7 @@ def report(
     phase: Phase,
     step: int,
 ) -> RunReport:
-    """A run's report in the protocol's form."""
+    """Build a run's report in the protocol's form."""
     spec = RunSpec.model_validate(configs[-1].spec, context=AS_STORED)
     return RunReport(
         run_id=row.run_id,
@@ -193,7 +193,7 @@ def _version_report(row: VersionRow, quarantined: str | None) -> VersionReport:
 
 
 def _squared_error(rewards: list[float]) -> float:
-    """Squared standard error of the mean."""
+    """Return the squared standard error of the mean reward."""
     return pvariance(rewards) / len(rewards)
 
 
@@ -210,14 +210,14 @@ def _checkpoint_reports(kept: Sequence[int], evaluated: Sequence[HeldOutRow]) ->
     ]
 
 
-# -- whom a run waits for ---------------------------------------------------------------------------------------------
+# -- what a run waits for ---------------------------------------------------------------------------------------------
 
 
 def who_is_waited_for(state: ServerState, now: Moment) -> WaitingFor | None:
-    """What holds the run up: the oldest open episode in the groups that its next step needs, or a task whose slots nobody claims.
-    None while the run makes progress or waits for nothing in particular.
+    """Return what holds the run up; None while it makes progress or waits for nothing in particular.
 
-    Nothing is named until the run has been quiet for a while, because filling groups normally takes time.
+    That is the oldest open episode in the groups that the next step needs, or a task whose slots nobody claims. We name nothing
+    until the run has been quiet for a while, because it normally takes time to fill groups.
     """
     run, quiet_since = state.run, state.situation.quiet_since
     lease_time = state.situation.lease_clock.time(now.monotonic)
@@ -231,7 +231,7 @@ def who_is_waited_for(state: ServerState, now: Moment) -> WaitingFor | None:
     groups = [group for group in state.groups if group.open and not group.useless]
     running = [row for group in groups for row in _running(state, group)]
     running += [live.row for live in state.live.values() if live.row.ungrouped] if state.groups.ungrouped else []
-    if run.row.stop_requested_at is not None:  # then the run waits for every open episode
+    if run.row.stop_requested_at is not None:  # the run then waits for every open episode
         running = [live.row for live in state.live.values()] or running
     if running:
         oldest = min(running, key=lambda row: row.seq)
@@ -241,7 +241,7 @@ def who_is_waited_for(state: ServerState, now: Moment) -> WaitingFor | None:
 
 
 def stirs(changes: Sequence[Change]) -> bool:
-    """Whether these changes bring the next step nearer or set it back. Evaluations do neither."""
+    """True if these changes bring the next step closer or set it back. Evaluations do neither."""
     return any(
         not isinstance(change, PutCalls | FreeCalls | PutMeta) and not _of_evaluation(change) for change in changes
     )
@@ -252,13 +252,13 @@ def _of_evaluation(change: Change) -> bool:
 
 
 def _running(state: ServerState, group: Group) -> list[EpisodeRow]:
-    """Rows of the episodes that hold its slots."""
+    """Return the rows of the episodes that hold the group's slots."""
     holders = [state.live.get(name) or state.prepared.get(name) for name in group.running.values()]
     return [holder.row for holder in holders if holder is not None]
 
 
 def _may_open(state: ServerState, run: Run, lease_time: float) -> bool:
-    """Whether a claim could open another group now."""
+    """True if a claim could open another group now."""
     batch = run.spec.batch
     wanted = horizon(run.spec, step=run.step, versions_ahead=0)
     return bool(openings(batch, balance_under(run.row.mix, batch.mix), state.groups, wanted, state.passed(lease_time)))

@@ -1,4 +1,4 @@
-"""Steps: the training loop's next duty, journalled batches, their outcomes, and checkpoints."""
+"""Steps: the training loop's next duty, batches in the journal, their outcomes, and checkpoints."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Duty(Enum):
 class NextDuty:
     duty: Duty
     until: float = math.inf
-    """For WAIT: Unix time at which to ask again if nothing happens before."""
+    """For WAIT: Unix time at which to ask again, unless something happens earlier."""
 
 
 def next_duty(state: ServerState, now: Moment) -> NextDuty:
-    """The most urgent duty."""
+    """Return the training loop's most urgent duty."""
     run, situation = state.run, state.situation
     if run is not None and situation.restoration is not None and situation.engine_ready:
         return NextDuty(Duty.RESTORE)
@@ -63,7 +63,7 @@ def next_duty(state: ServerState, now: Moment) -> NextDuty:
 
 
 def still_open(state: ServerState, run: Run) -> int:
-    """Number of the run's running or prepared episodes. (Earlier runs' episodes may still wait for other servers.)"""
+    """Return the number of the run's running and prepared episodes. Prepared episodes of earlier runs do not count."""
     return len(state.live) + sum(one.row.run_id == run.run_id for one in state.prepared.values())
 
 
@@ -77,7 +77,7 @@ def _wake_at(run: Run) -> float:
 
 
 def journal(t: Transition) -> StepRow:
-    """Fix the batch and config of the next step. Only when `next_duty` says STEP."""
+    """Fix the batch and config of the next step. Call this only if `next_duty` returns STEP."""
     state, run = t.state, t.state.run
     assert run is not None
     assert state.journalled is None
@@ -108,21 +108,27 @@ def journal(t: Transition) -> StepRow:
 
 
 def judge_outcome(row: StepRow | None, outcome: StepOutcome) -> None:
-    """Check the outcome of the journalled step. Raises: TrainingRefused if it is of another step, has a metric that is not finite, or
-    names untrained episodes of another batch or with an unknown reason."""
+    """Check the outcome of the journalled step.
+
+    Raises: TrainingRefused if the outcome belongs to another step, has a metric that is not finite, or has an untrained episode of
+    another batch or with an unknown reason.
+    """
     if row is None or outcome.step != row.step:
-        raise TrainingRefused(f"the engine made step {outcome.step}, not the one that was journalled")
+        raise TrainingRefused(f"the engine trained step {outcome.step}, which is not the step in the journal")
     strange = [name for name, value in outcome.metrics.items() if not math.isfinite(value)]
     if strange:
-        raise TrainingRefused(f"step {row.step}: not a finite number: {', '.join(sorted(strange))}")
+        raise TrainingRefused(f"step {row.step}: metrics that are not finite: {', '.join(sorted(strange))}")
     batch = {episode_id for group in row.groups for episode_id in group.episode_ids}
     for episode_id, reason in outcome.untrained.items():
         if episode_id not in batch or reason not in set(DropReason):
-            raise TrainingRefused(f"step {row.step}: untrained {episode_id!r} because {reason!r}: not of this batch")
+            raise TrainingRefused(
+                f"step {row.step}: the engine reports {episode_id!r} as untrained because of {reason!r}: the episode is not in this "
+                "batch, or the reason is unknown"
+            )
 
 
 def record(t: Transition, outcome: StepOutcome, *, train_s: float, sync_s: float) -> None:
-    """Record the journalled step as done: it is trained and its weights are served."""
+    """Record the journalled step as done, once it is trained and its weights are served."""
     state, run, row = t.state, t.state.run, t.state.journalled
     assert run is not None
     assert row is not None
@@ -141,10 +147,10 @@ def record(t: Transition, outcome: StepOutcome, *, train_s: float, sync_s: float
 
 
 def checkpointed(t: Transition, run_id: str, step: int, best: int | None = None) -> None:
-    """Record that the engine wrote a whole checkpoint of this step. best: the step that it kept besides the newest ones."""
+    """Record that the engine wrote a full checkpoint of this step. `best` is the step that it kept besides the newest ones."""
     run = t.state.run
     if run is None or run.run_id != run_id:
-        raise ValueError(f"a checkpoint of {run_id!r}, which is not the run of this server")
+        raise ValueError(f"cannot record a checkpoint of {run_id!r}: it is not this server's run")
     if step > 0 and step not in run.row.checkpoints:
         kept = run.kept_step
         run.row.checkpoints = kept_steps([*run.row.checkpoints, step], run.spec.checkpoint.keep, best)

@@ -1,8 +1,8 @@
-"""Teams: episodes on several servers whose fate one server, the decider, decides for all.
+"""Teams: episodes on several servers that are committed or aborted together. One server, the decider, decides for all.
 
-Each server prepares its member: the episode is durable, has left its lease and keeps its slot. The decider then commits or
-aborts its member; a client that is silent for too long counts as having aborted. The other servers never decide: the client
-informs them, or they ask. A decider without a commit on record answers aborted, and will never commit.
+Each server first prepares its own episode of the team: the episode is on disk, no longer has a lease, and keeps its slot. The
+decider then commits or aborts its episode; if its client is silent for too long, it aborts. The other servers never decide: the
+client informs them, or they ask. A decider without a commit on record answers "aborted", and will never commit.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from swarm.server.state.rows import EpisodeRow, PutCalls, TeamRow
 from swarm.server.state.sample_pool import fill_slot, free_slot
 from swarm.server.state.server_state import ServerState, Transition
 
-# `prepare` and `commit` are for open or prepared episodes, the others for prepared ones. For episodes that are no longer in
-# memory, the functions `late_…` decide by the rows on disk.
+# `prepare` and `commit` are for open or prepared episodes, the other functions for prepared ones. For episodes that are no longer
+# in memory, the functions `late_…` decide by the rows on disk.
 
 
 def prepare(t: Transition, episode_id: str, wish: EpisodePreparation, sealed_key: str) -> TeamReceipt:
-    """Bind an open episode to its team's decision; a repetition gets the same answer. Codes: lease_lost, idempotency_conflict.
+    """Bind an open episode to its team's decision. A repeated request gets the same answer.
 
-    A tainted episode is dropped here, before the decision, unless one of its calls was answered and its result has `despite`.
-    The other members' work depends on it, so the client must give the whole team up (lease_lost{dropped: tainted}).
+    A tainted episode is dropped now, before the decision, unless one of its calls was answered and its result has `despite`.
+    The other members' work depends on it, so the client must give up the whole team (lease_lost{dropped: tainted}).
+
+    Codes: not_found, lease_lost, idempotency_conflict, invalid_spec.
     """
     known = t.state.prepared.get(episode_id)
     if known is not None:
@@ -77,13 +79,13 @@ def prepare(t: Transition, episode_id: str, wish: EpisodePreparation, sealed_key
 
 
 def commit(t: Transition, episode_id: str, lease: str) -> TeamReceipt:
-    """On the decider: commit the team. Elsewhere: record the commit that the client reports.
+    """Commit the team, if this server is its decider; otherwise record the commit that the client reports.
 
     Codes: lease_lost, invalid_spec (not prepared).
     """
     if episode_id not in t.state.prepared:
         held(t, episode_id, lease)
-        detail = f"episode {episode_id!r} is not prepared; send :prepare first, on every server of the team"
+        detail = f"episode {episode_id!r} is not prepared; send :prepare to every server of the team first"
         raise Refusal(ErrorCode.INVALID_SPEC, detail, errors=[])
     prepared = _held_prepared(t, episode_id, lease)
     decide(t, prepared, "committed", how="client")
@@ -91,7 +93,7 @@ def commit(t: Transition, episode_id: str, lease: str) -> TeamReceipt:
 
 
 def abort(t: Transition, episode_id: str, lease: str, words: str, cause: Cause | None = None) -> LedgerEntry:
-    """The client gives the team up, for the cause that it states. Only for prepared episodes. Codes: lease_lost."""
+    """Abort a prepared episode because its client gave up the team. `cause` is what the client blames. Codes: lease_lost."""
     prepared = _held_prepared(t, episode_id, lease)
     cause = blamed(cause, tainted=prepared.row.tainted)
     decide(t, prepared, "aborted", how="client", detail=words, cause=cause)
@@ -99,7 +101,7 @@ def abort(t: Transition, episode_id: str, lease: str, words: str, cause: Cause |
 
 
 def renew(t: Transition, episode_id: str, lease: str) -> float:
-    """Note that the client is alive. Returns the Unix time at which it will count as gone. Only for prepared episodes.
+    """Note that a prepared episode's client is alive. Return the Unix time at which it will count as gone.
 
     Codes: lease_lost.
     """
@@ -110,7 +112,7 @@ def renew(t: Transition, episode_id: str, lease: str) -> float:
 
 
 def resolve(t: Transition, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
-    """Carry out an operator's decision. Only for prepared episodes."""
+    """Apply an operator's decision on a prepared episode."""
     prepared = t.state.prepared[episode_id]
     detail = f"resolved by an operator: {resolution.reason}"
     decide(t, prepared, resolution.outcome, how="operator", detail=detail, cause=Cause.PERSON)
@@ -118,7 +120,7 @@ def resolve(t: Transition, episode_id: str, resolution: EpisodeResolution) -> Te
 
 
 def hear_decision(t: Transition, episode_id: str, decision: TeamDecision) -> None:
-    """Apply the decider's answer, unless the decision has arrived in another way."""
+    """Apply the decider's answer, unless the decision has already arrived in another way."""
     prepared = t.state.prepared.get(episode_id)
     if prepared is not None and not prepared.team.decides and decision.decision != "undecided":
         detail, cause = "its decider says so", decision.cause or Cause.CLIENT
@@ -126,12 +128,12 @@ def hear_decision(t: Transition, episode_id: str, decision: TeamDecision) -> Non
 
 
 def in_doubt(state: ServerState) -> list[str]:
-    """Episodes that must ask their deciders."""
+    """Return the episodes that have to ask their deciders."""
     return [name for name, prepared in state.prepared.items() if prepared.asks]
 
 
 def expire(t: Transition) -> None:
-    """Handle clients that were silent for too long: the decider aborts, other servers start to ask it."""
+    """Handle clients that were silent for too long: the decider aborts, and other servers start to ask it."""
     state, now = t.state, t.lease_time
     for name in state.team_deadlines.take(now):
         prepared = state.prepared.get(name)
@@ -145,13 +147,13 @@ def expire(t: Transition) -> None:
             t.say(f"team of episode {name} aborted: {detail}", one_of="teams aborted")
         else:
             prepared.in_doubt = t.in_doubt = True
-            # A renewal may end the doubt, so keep a deadline.
+            # A renewal may end the doubt, so keep a deadline for the time after it.
             prepared.touch(now)
             state.team_deadlines.add(prepared.silent_at, name)
 
 
 def hold(t: Transition, prepared: Prepared) -> None:
-    """Keep a prepared episode, with its slot. The patience with its client begins now."""
+    """Keep a prepared episode, with its slot. Patience with its client starts now."""
     state, row = t.state, prepared.row
     group = state.groups.get(row.group_id) if row.group_id else None
     if group is not None and row.slot is not None:
@@ -173,7 +175,7 @@ def decide(
     reason: DropReason = DropReason.TEAM_ABORTED,
     cause: Cause | None = None,
 ) -> None:
-    """End a prepared episode: it enters the pool with its reward or is dropped. cause: who lost it, if it is aborted."""
+    """End a prepared episode: it enters the pool with its reward or is dropped. `cause` says who lost it, if it is aborted."""
     row, team = prepared.row, prepared.team
     prepared_as = row.detail
     del t.state.prepared[row.episode_id]
@@ -194,10 +196,10 @@ def decide(
             return
         row.state = EpisodeState.DROPPED
         if superseded:
-            row.cause, row.detail = Cause.SERVER, "its run had been restored when its team's decision came"
+            row.cause, row.detail = Cause.SERVER, "its run had been restored before its team's decision came"
         elif tainted:
             row.reason, row.cause = DropReason.TAINTED, Cause.SERVER
-            row.detail = "one of its calls failed on the server's side, which was found after it was prepared"
+            row.detail = "after it was prepared, one of its calls turned out to have failed on the server's side"
         elif not row.calls:
             row.reason, row.cause = DropReason.NO_CALLS, Cause.ROLLOUT
             row.detail = f"committed without any recorded call ({prepared_as})"
@@ -205,23 +207,23 @@ def decide(
             row.reason = DropReason.EVAL
         else:
             row.reason, row.cause = DropReason.RUN_ENDED, Cause.SERVER
-            row.detail = "its run had ended when its team's decision came"
+            row.detail = "its run had ended before its team's decision came"
     t.changes.append(row)
-    if not superseded:  # else its group is gone, and another evaluation has its ordinal by now
+    if not superseded:  # otherwise its group is gone, and another evaluation may have its ordinal by now
         free_slot(t, row)
 
 
 def give_up(
     t: Transition, why: str, kind: EpisodeKind | None = None, reason: DropReason = DropReason.RUN_ENDED
 ) -> None:
-    """The run or its branch ends: abort the teams that this server decides. Episodes with another decider keep waiting."""
+    """Abort the teams that this server decides, because the run or its branch ends. Episodes with another decider keep waiting."""
     for prepared in list(t.state.prepared.values()):
         if prepared.team.decides and kind in (None, prepared.row.kind):
             decide(t, prepared, "aborted", how="run_ended", detail=why, reason=reason, cause=Cause.SERVER)
 
 
 def preparation_digest(wish: EpisodePreparation) -> str:
-    """Equal for equal preparations. Codes: invalid_spec for numbers that cannot be stored."""
+    """Return a digest that is equal for equal preparations. Codes: invalid_spec for values that cannot be stored."""
     result = result_digest(EpisodeResult(lease="", **wish.result.model_dump()))
     stated = [wish.decider.url, wish.decider.episode_id, digest(wish.decider.key), result, wish.patience_s]
     return digest(orjson.dumps(stated))
@@ -246,15 +248,19 @@ def late_commit(row: EpisodeRow | None, team: TeamRow | None, episode_id: str, l
 def late_resolve(
     row: EpisodeRow | None, team: TeamRow | None, episode_id: str, resolution: EpisodeResolution
 ) -> TeamReceipt:
-    """Answer a `resolve` for an episode that is not in memory. Codes: not_found, lease_lost if decided otherwise or never prepared."""
+    """Answer a `resolve` for an episode that is not in memory.
+
+    Codes: not_found; lease_lost if it was decided differently or never prepared.
+    """
     if row is None or team is None or team.outcome != resolution.outcome:
         raise lost(row, episode_id)
     return TeamReceipt(episode_id=episode_id, status=resolution.outcome)
 
 
 def late_decision(team: TeamRow | None, episode_id: str, cause: Cause | None = None) -> TeamDecision:
-    """The decision for an episode that is not in memory. No record means abort: an episode that is neither open nor prepared
-    will never be committed, nor will one that is not on disk. cause: who lost the decider's episode.
+    """Return the decision on an episode that is not in memory. `cause` says who lost the decider's episode.
+
+    No record means abort: an episode that is neither open nor prepared, or is not on disk, will never be committed.
     """
     if team is not None and team.outcome == "committed":
         return TeamDecision(episode_id=episode_id, decision="committed")
@@ -269,12 +275,12 @@ def _held_prepared(t: Transition, episode_id: str, lease: str) -> Prepared:
 
 def _repeated(team: TeamRow, wish: EpisodePreparation) -> TeamReceipt:
     if team.prepare_digest != preparation_digest(wish):
-        detail = f"episode {team.episode_id!r} was prepared otherwise; the first preparation stands"
+        detail = f"episode {team.episode_id!r} was already prepared with a different request; the first one stands"
         raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
     return TeamReceipt(episode_id=team.episode_id, status=team.outcome or "prepared")
 
 
 def _require_lease(row: EpisodeRow, lease: str) -> None:
     if not held_it(row, lease):
-        detail = f"this lease does not hold episode {row.episode_id!r}; claim one of your own"
+        detail = f"this lease does not hold episode {row.episode_id!r}; claim your own episode"
         raise Refusal(ErrorCode.LEASE_LOST, detail)

@@ -1,7 +1,7 @@
 """Ungrouped episodes, whose clients name the task only at the end.
 
-An open one belongs to no group, counts as one slot, and derives its seeds from its own id. At its end it takes a free slot in a
-group of its task, or opens a group, in the transaction that stores its reward.
+While it is open, such an episode belongs to no group, counts as one slot, and derives its seeds from its own id. When it ends, it
+takes a free slot in a group of its task, or opens a group, in the same transaction that stores its reward.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _IN_TIME = -math.inf
 
 
 class GuestClaim(EpisodeClaim):
-    """A claim of another system's client: it may name no task yet, and its agents call the model by any name."""
+    """A claim from another system's client: it may leave the task open, and its agents may call the model by any name."""
 
     task_id: Name = ""
-    """Empty: the end names it."""
+    """Task of the episode; empty if the client names it only at the end."""
 
 
 def no_room(t: Transition, run: Run) -> NotYet | None:
-    """Why an ungrouped train episode cannot begin now; None if one can. Codes: invalid_spec if the run has a mix.
+    """Return why an ungrouped train episode cannot begin now; None if it can. Codes: invalid_spec if the run has a mix.
 
-    The bound is the number of episodes that the next steps can use. Of the incomplete groups, only the fullest count, as many
-    as these steps take. So however thinly a client spreads its episodes over tasks, it can fill some group until the pool is full.
+    The limit is the number of episodes that the next steps can use. Of the incomplete groups only the fullest count, as many as
+    those steps need. So even a client that spreads its episodes over many tasks can go on and fill groups, until the pool is full.
     """
     state, batch, groups = t.state, run.spec.batch, t.state.groups
     if batch.mix:
-        problem = "is needed: this run mixes families of tasks, and a claim without a task belongs to none"
+        problem = "is required: this run mixes families of tasks, and a claim without a task belongs to no family"
         raise invalid_spec([FieldError(field="task_id", problem=problem)])
     playing = groups.ungrouped + sum(len(group.running) for group in groups)
     if len(state.pooled) + playing >= batch.max_pool_episodes:
@@ -54,15 +54,15 @@ def no_room(t: Transition, run: Run) -> NotYet | None:
     held += sum(filled[: max(0, -(-(wanted - held) // size))]) + groups.ungrouped
     if held < wanted:
         return None
-    detail = f"what step {run.step + ahead} and max_staleness allow is being played; wait for the step"
+    detail = f"all episodes that max_staleness allows at step {run.step + ahead} are claimed; wait for the next step"
     return NotYet(code=ErrorCode.DRAINING, detail=detail)
 
 
 def name_task(t: Transition, row: EpisodeRow, task_id: str | None) -> None:
-    """Set the task that the end of an episode names, if it was claimed without one. Codes: invalid_spec if the end names
-    none or the name is too long."""
+    """Set the task of an episode that was claimed without one, when it ends. Codes: invalid_spec if no task is named or the
+    name is too long."""
     if not task_id or len(task_id) > LONGEST_NAME:
-        problem = f"must be a text of 1 to {LONGEST_NAME} characters: the episode was claimed without a task"
+        problem = f"must have 1 to {LONGEST_NAME} characters, because the episode was claimed without a task"
         raise invalid_spec([FieldError(field="task_id", problem=problem)])
     row.task_id = task_id
     if row.kind == "eval" and t.state.is_at_this_step(row):
@@ -72,7 +72,7 @@ def name_task(t: Transition, row: EpisodeRow, task_id: str | None) -> None:
 
 
 def too_stale(state: ServerState, row: EpisodeRow) -> str | None:
-    """Why the episode may not join a group, in the ledger's words: it would make the whole group too stale."""
+    """Return why the episode would make a whole group too stale, as the ledger reports it; None if it would not."""
     run = state.run
     assert run is not None
     lag = run.step + (state.journalled is not None) - row.oldest_step
@@ -80,7 +80,7 @@ def too_stale(state: ServerState, row: EpisodeRow) -> str | None:
 
 
 def join(t: Transition, row: EpisodeRow) -> Group:
-    """Give a just-ended ungrouped episode a slot: in the first group of its task with a free one, else in a new group."""
+    """Give an ungrouped episode that has just ended a slot: in the first group of its task with a free slot, else in a new group."""
     state, run = t.state, t.state.run
     assert run is not None
     key = (row.task_id, row.mix, row.client_version, row.config_version)

@@ -1,4 +1,4 @@
-"""Group commit: many writers, one fsync. Writes that arrive while the disk is busy go into the next commit."""
+"""Group commit: many writers share one fsync. Writes that arrive while the disk is busy go into the next commit."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class _Write(NamedTuple):
 
 
 class GroupCommit:
-    """Writes changes in the order of `submit`. Used from one event loop.
+    """Writes changes in the order of `submit`. Use it from one event loop.
 
-    Rows are applied on the loop, where they cost little; only the commit, which waits for the disk, runs in a thread. (Many short
-    statements in a thread would each have to win the interpreter lock back from a busy loop.)
+    Rows are applied on the loop, where they cost little; only the commit, which waits for the disk, runs in a thread. (If a thread
+    ran the many short statements, it would have to win the interpreter lock back from a busy loop for each one.)
 
-    on_commit is called with the episodes whose ends are on disk, before any writer is answered. on_failure is called when a
-    commit failed, also before any writer is answered: then no unanswered write is on disk. If on_failure raises, writing ends
-    for good, because the content of the disk is unknown: see `broken`.
+    `on_commit` is called with the episodes whose ends are on disk, before any writer is answered. `on_failure` is called when a
+    commit has failed, also before any writer is answered: at that time no unanswered write is on disk. If `on_failure` raises, no
+    more writes are accepted, because we do not know what is on disk: see `broken`.
     """
 
     def __init__(
@@ -42,12 +42,13 @@ class GroupCommit:
         self._draining: asyncio.Task[None] | None = None
         self._last: asyncio.Future[None] | None = None
         self.broken: Exception | None = None
-        """The error after which nothing can be written; None while writing works. All later writes fail with it."""
+        """The error that ended all writing; None while writing works. All later writes fail with this error."""
 
     def submit(self, changes: Sequence[Change], closed: Sequence[str] = ()) -> asyncio.Future[None]:
-        """Submit changes. The future is done when they, and all before them, are on disk; if it fails, none of them is.
+        """Submit changes. The future is done when they and all earlier changes are on disk; if it fails, none of these are on disk.
 
-        closed: episodes whose ends are among the changes. Await it through `asyncio.shield` where the waiter may be cancelled.
+        `closed` lists the episodes whose ends are among the changes. If the waiter may be cancelled, await the future through
+        `asyncio.shield`.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.add_done_callback(take_exception)
@@ -61,7 +62,7 @@ class GroupCommit:
         return future
 
     def last(self) -> asyncio.Future[None]:
-        """A future that is done when everything submitted so far is on disk."""
+        """Return a future that is done when everything submitted so far is on disk."""
         if self.broken is not None:
             return self.submit(())
         if self._last is None:
@@ -70,7 +71,7 @@ class GroupCommit:
         return self._last
 
     async def close(self) -> None:
-        """Finish what was submitted, then stop the thread."""
+        """Finish all submitted writes, then stop the thread."""
         while self._draining is not None:
             await asyncio.shield(self._draining)
         self._thread.shutdown()
@@ -89,7 +90,7 @@ class GroupCommit:
                 except (Refusal, sqlite3.Error) as error:
                     self._fail(batch, error)
                 except BaseException as error:
-                    self._fail(batch, error)  # an internal error: fail the writers, or they would wait for ever
+                    self._fail(batch, error)  # an internal error: fail the writers, or they would wait forever
                     raise
                 else:
                     for write in batch:
@@ -105,7 +106,7 @@ class GroupCommit:
         try:
             self._store.rollback()
             self._on_failure(error)
-        except Exception as worse:  # noqa: BLE001 - any error goes to all current and later writers
+        except Exception as worse:  # noqa: BLE001 - whatever the error, all current and later writers get it
             self.broken = worse
         finally:
             for write in lost:

@@ -1,4 +1,4 @@
-"""Reads the pool: only committed data, over its own connection."""
+"""Reads the pool, the server's database: only committed data, over a separate connection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STEP_COLUMNS = "run_id, branch, step, state, at, config_version, batch, metrics
 
 
 class Reader:
-    """Queries of the pool. Use from one thread at a time."""
+    """Runs queries on the pool. Use it from one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
@@ -46,7 +46,7 @@ class Reader:
         self._db.close()
 
     def snapshot(self) -> Snapshot:
-        """Everything that is open, as of one moment."""
+        """Read everything that is open, as of one moment."""
         self._db.execute("BEGIN")
         try:
             return self._snapshot()
@@ -94,7 +94,7 @@ class Reader:
         return [TeamRow(**orjson.loads(body)) for (body,) in rows]
 
     def team(self, seq: int) -> TeamRow | None:
-        """The team row of the episode with this seq; None if it was never bound to a team."""
+        """Return the team row of the episode with this seq; None if it was never bound to a team."""
         found = self._db.execute("SELECT body FROM teams WHERE seq = ?", (seq,)).fetchone()
         return TeamRow(**orjson.loads(found[0])) if found else None
 
@@ -108,7 +108,7 @@ class Reader:
         return [GroupRow(**dict(zip(schema.GROUP_COLUMNS, row, strict=True))) for row in rows]
 
     def eval_ordinals(self, run_id: str, step: int) -> list[tuple[str, int]]:
-        """(task_id, ordinal) of the run's eval episodes at this step that ended and count."""
+        """Return (task_id, ordinal) of each of the run's eval episodes at this step that ended and counts."""
         return self._db.execute(
             "SELECT task_id, ordinal FROM episodes WHERE run_id = ? AND kind = 'eval' AND claimed_step = ? "
             "AND reason = 'eval'",
@@ -123,7 +123,7 @@ class Reader:
         return _run(self._db.execute(query, (idempotency_key,)).fetchone())
 
     def configs(self, run_id: str) -> list[ConfigRow]:
-        """Ascending by version."""
+        """Return the run's configs, ascending by version."""
         rows = self._db.execute(
             "SELECT run_id, config_version, at, by, patch, spec FROM configs WHERE run_id = ? ORDER BY config_version",
             (run_id,),
@@ -141,7 +141,7 @@ class Reader:
         ]
 
     def steps(self, run_id: str, after: int) -> list[StepRow]:
-        """Steps later than `after`, ascending, without superseded and abandoned ones."""
+        """Return the steps later than `after`, ascending, without superseded and abandoned ones."""
         rows = self._db.execute(
             f"SELECT {_STEP_COLUMNS} FROM steps WHERE run_id = ? AND step > ? AND state IN ('journalled', 'done') "
             "ORDER BY step",
@@ -150,20 +150,20 @@ class Reader:
         return [_step(row) for row in rows]
 
     def mixes(self, run_id: str) -> dict[str, str | None]:
-        """The mix of each group that the run opened."""
+        """Return the mix of each group that the run opened."""
         return dict(self._db.execute("SELECT group_id, mix FROM groups WHERE run_id = ?", (run_id,)).fetchall())
 
     def versions(self, run_id: str) -> list[VersionRow]:
-        """The run's client versions, in the order of their first groups."""
+        """Return the run's client versions, in the order of their first groups."""
         query = "SELECT body FROM versions WHERE run_id = ? ORDER BY first_at, mix, client_version"
         return [VersionRow(**orjson.loads(body)) for (body,) in self._db.execute(query, (run_id,))]
 
     def newest_step(self, run_id: str) -> int:
-        """The newest step of the run that is done; 0 before the first."""
+        """Return the run's newest step that is done; 0 before the first."""
         return self._number("SELECT max(step) FROM steps WHERE run_id = ? AND state = 'done'", run_id)
 
     def held_out(self, run_id: str) -> list[HeldOutRow]:
-        """Results of the ended eval episodes by step, counting only episodes that one step's weights played alone."""
+        """Return the results of ended eval episodes by step. Only episodes whose tokens all come from one step's weights count."""
         rows = self._db.execute(schema.HELD_OUT, (run_id,))
         return [HeldOutRow(step=step, reward=reward, episodes=episodes) for step, reward, episodes in rows]
 
@@ -175,16 +175,16 @@ class Reader:
         return float(found[0]) if found else 0.0
 
     def suspected(self, since: float) -> list[tuple[EpisodeRow, list[RecordedCall]]]:
-        """Episodes with a reward that counts, and a call that its client gave up later than `since`; and their calls."""
+        """Return the episodes, with their calls, whose reward counts and whose client gave up on a call later than `since`."""
         return [(row, self.calls(row.seq) or []) for row in self._episodes(schema.SUSPECTED, (since,))]
 
     def calls(self, seq: int) -> list[RecordedCall] | None:
-        """The calls of the episode with this seq; None if it has none or they were freed."""
+        """Return the calls of the episode with this seq; None if it has no calls or they were deleted."""
         found = self._db.execute("SELECT body FROM calls WHERE seq = ?", (seq,)).fetchone()
         return decode(found[0]) if found else None
 
     def batch(self, row: StepRow) -> list[tuple[PlannedGroup, list[tuple[EpisodeRow, list[RecordedCall] | None]]]]:
-        """The recorded batch of a step, groups and episodes in their journalled order."""
+        """Return the recorded batch of a step, with groups and episodes in the order of the journal."""
         episodes = {
             found.episode_id: found
             for found in self._episodes("run_id = ? AND step = ? AND step IS NOT NULL", (row.run_id, row.step))
@@ -195,17 +195,17 @@ class Reader:
         ]
 
     def ledger(self, wanted: LedgerFilter, after: int, limit: int) -> list[EpisodeRow]:
-        """Matching rows with a seq above `after`, ascending. A filter by step finds the episodes that the step trained, not
-        those it left out."""
+        """Return the matching rows with a seq above `after`, ascending. A filter by step finds only the episodes that the step
+        trained on, not those it left out."""
         where, values = _matching(wanted)
         return self._episodes(f"{where} AND seq > ?", [*values, after], limit)
 
     def summary(self, wanted: LedgerFilter) -> LedgerSummary:
-        """Totals over the rows that `ledger` would return."""
+        """Return totals over the rows that `ledger` would return."""
         return summary.summarise(self._db, wanted, *_matching(wanted))
 
     def lost(self, run_id: str) -> dict[Cause, int]:
-        """Number of episodes of the run that each cause lost."""
+        """Count the run's lost episodes by cause."""
         return {Cause(cause): episodes for cause, episodes in self._db.execute(schema.LOST_BY_CAUSE, (run_id,))}
 
     def tasks(self, run_id: str, client_id: str | None, mix: str | None) -> list[TaskProgress]:
@@ -220,7 +220,7 @@ class Reader:
 
 
 class ReadThread:
-    """Answers queries one at a time, over its own connection."""
+    """Answers queries one at a time in a thread, over a separate connection."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._reader = Reader(path)
@@ -230,7 +230,7 @@ class ReadThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, query, self._reader)
 
     def close(self) -> None:
-        """Stop the thread; returns when the running query has ended."""
+        """Wait for the running query to end, and stop the thread."""
         self._thread.shutdown()
         self._reader.close()
 
@@ -243,7 +243,7 @@ def _run(found: tuple[Any, ...] | None) -> RunRow | None:
 
 
 def _matching(wanted: LedgerFilter) -> tuple[str, list[Any]]:
-    """The filter as an SQL condition on episodes, and its values."""
+    """Return the filter as an SQL condition on episodes, and its values."""
     terms, values = ["TRUE"], []  # type: list[str], list[Any]
     for column in ("run_id", "step", "client_id", "task_id", "kind", "reason", "state", "mix"):
         value = getattr(wanted, column)
@@ -263,7 +263,7 @@ def _episode(row: tuple[Any, ...]) -> EpisodeRow:
     body = orjson.loads(columns.pop("body"))
     columns["state"] = EpisodeState(columns["state"])
     columns["reason"] = DropReason(columns["reason"]) if columns["reason"] else None
-    fields = dict(zip(schema.EPISODE_BODY, body, strict=False))  # an older server wrote fewer
+    fields = dict(zip(schema.EPISODE_BODY, body, strict=False))  # an older server wrote fewer fields
     cause = columns.pop("cause")
     fields["cause"] = Cause(cause) if cause else None
     return EpisodeRow(**columns, **fields)

@@ -1,7 +1,7 @@
-"""Reads a journalled step back from the pool in the trainer's form, also for its first training, so that the trainer sees exactly the
-stored data.
+"""Reads a journalled step from the pool, in the trainer's form. Its first training also starts from what this module reads, so that the
+trainer always sees exactly the stored data.
 
-Calls that failed on the server's side are left out.
+Omits calls that failed because of the server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swarm.server.storage.reader import Reader
 
 
 def past_mix(reader: Reader, run_id: str, specs: Mapping[int, RunSpec], step: int) -> MixRow:
-    """The run's mix as it stood at `step`, from its journal."""
+    """Compute the run's mix as it was at `step`, from its journal."""
     labels = reader.mixes(run_id)
     balance = MixRow()
     for row in reader.steps(run_id, 0):
@@ -29,7 +29,7 @@ def past_mix(reader: Reader, run_id: str, specs: Mapping[int, RunSpec], step: in
 
 
 def recorded_batch(reader: Reader, row: StepRow, specs: Mapping[int, RunSpec]) -> TrainBatch:
-    """The step's batch, with the config that it was journalled with.
+    """Return the step's batch, with the config recorded in the journal.
 
     Raises: TrainingRefused if an episode's calls are missing.
     """
@@ -52,7 +52,7 @@ def _group(
 
 def _episode(row: EpisodeRow, calls: list[RecordedCall] | None, step: int) -> TrainEpisode:
     if not calls or row.reward is None:
-        raise TrainingRefused(f"step {step} cannot be made: the calls of episode {row.episode_id} are gone")
+        raise TrainingRefused(f"step {step} cannot be trained: the calls of episode {row.episode_id} are gone")
     return TrainEpisode(
         episode_id=row.episode_id,
         reward=row.reward,
@@ -62,7 +62,7 @@ def _episode(row: EpisodeRow, calls: list[RecordedCall] | None, step: int) -> Tr
 
 
 def train_call(call: RecordedCall) -> TrainCall:
-    """A recorded call in the trainer's form."""
+    """Convert a recorded call to the trainer's form."""
     return TrainCall(
         call_id=call.call_id,
         agent=call.agent,

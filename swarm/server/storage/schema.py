@@ -1,4 +1,4 @@
-"""Tables and statements. Files of another version are refused."""
+"""SQL for the tables, and the statements that use them. We refuse files of a different version."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ CREATE INDEX IF NOT EXISTS episodes_held_out ON episodes (run_id, claimed_step) 
 CREATE INDEX IF NOT EXISTS episodes_prepared ON episodes (state) WHERE state = 'prepared';
 CREATE INDEX IF NOT EXISTS steps_by_number ON steps (run_id, step);
 """
-"""Tables and indices that a pool of this version may lack if an older server created it."""
+"""Tables and indices that may be missing from a pool of this version if an older server created it."""
 
 EPISODE_COLUMNS = (
     "seq", "episode_id", "run_id", "kind", "task_id", "mix", "client_id", "group_id", "slot", "ordinal", "claimed_step",
@@ -133,7 +133,7 @@ DELETE FROM calls WHERE seq < :traces_from AND EXISTS (
       AND (run_id != :run_id OR step IS NULL OR step <= :through)
 )
 """
-"""Scans only the calls and looks up their episodes, because a thousand times as many episodes may have no calls any more."""
+"""Scans only the calls and looks up their episodes, because there may be a thousand times as many episodes without calls."""
 EPISODE_BODY = (
     "client_version",
     "config_version",
@@ -156,13 +156,13 @@ EPISODE_BODY = (
     "api_key_digest",
     "restricted_tokens",
 )
-"""Fields of an episode without a column, in the order of its body. Append new fields at the end, because pools of older servers lack
-them."""
+"""Fields of an episode that have no column, in the order in which its body holds them. Append new fields at the end, because the
+pools of older servers lack them."""
 body_of = attrgetter(*EPISODE_BODY)
 
 
 def of_body(name: str, row: str = "") -> str:
-    """SQL for a field of an episode's body. row: `OLD.` or `NEW.` in a trigger."""
+    """Return SQL for a field of an episode's body. In a trigger, `row` is `OLD.` or `NEW.`."""
     return f"json_extract(CAST({row}body AS TEXT), '$[{EPISODE_BODY.index(name)}]')"
 
 
@@ -173,13 +173,13 @@ CREATE INDEX IF NOT EXISTS episodes_suspected ON episodes ({_SUSPECTED_AT}) WHER
 SUSPECTED = (
     f"{_SUSPECTED_AT} IS NOT NULL AND {_SUSPECTED_AT} > ? AND (state IN ('ended', 'prepared') OR reason = 'eval')"
 )
-"""A condition on episodes: the reward counts, and a client gave up on a call later than the given time."""
+"""SQL condition on episodes: the reward counts, and the client gave up on a call later than the given time."""
 
 
 def cause_of(row: str = "") -> str:
-    """SQL for who lost an episode; NULL if nobody did.
+    """Return SQL for who lost an episode; NULL if nobody did. In a trigger, `row` is `OLD.` or `NEW.`.
 
-    Older servers recorded no cause: their aborted and expired episodes stay without one, because it may be any.
+    Older servers recorded no cause: their aborted and expired episodes stay without one, because it could be any of them.
     """
     older = f"""CASE WHEN {row}reason = 'server_restarted' THEN 'server' WHEN {row}reason = 'no_calls' THEN 'rollout'
     WHEN {row}reason IN ('run_ended', 'superseded') AND {row}reward IS NULL THEN 'server' END"""
@@ -190,7 +190,7 @@ CAUSE = cause_of()
 BY_CAUSE = f"""
 CREATE INDEX IF NOT EXISTS episodes_lost ON episodes (run_id, ({CAUSE})) WHERE ({CAUSE}) IS NOT NULL;
 """
-"""Covers only lost episodes, so that it costs nothing if there are none."""
+"""An index of lost episodes only, so that it costs nothing if there are none."""
 LOST_BY_CAUSE = f"""
 SELECT {CAUSE}, count(*) FROM episodes WHERE run_id = ? AND ({CAUSE}) IS NOT NULL GROUP BY 1
 """
@@ -201,4 +201,4 @@ WHERE run_id = ? AND kind = 'eval' AND reason = 'eval' AND reward IS NOT NULL
   AND {of_body("calls")} > 0 AND {of_body("oldest_step")} = claimed_step AND {of_body("step_tokens")} = claimed_step * sampled_tokens
 GROUP BY claimed_step ORDER BY claimed_step
 """
-"""Counts only episodes whose tokens all come from their step's weights, and none that a person played by hand."""
+"""Counts only episodes whose tokens all come from their step's weights, and no episodes that a person played by hand."""

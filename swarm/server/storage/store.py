@@ -1,4 +1,4 @@
-"""The pool on disk: one SQLite file in write-ahead mode, every commit fsync'd. Knows rows, not rules."""
+"""The pool on disk: one SQLite file in write-ahead mode, with an fsync per commit. Knows rows, but no rules."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _LOG = logging.getLogger(__name__)
 BUSY_S = 5.0
 """SQLite busy timeout, in seconds."""
 PAGE_CACHE_KIB = 16_384
-"""SQLite's page cache: enough pages for one commit; the system caches the others."""
+"""Size of SQLite's page cache: enough for one commit; the operating system caches the other pages."""
 
 
 class StorageUnreadable(SwarmError):
-    """The file is not a pool of this version, or another server has it open."""
+    """The file is not a pool that this server can read."""
 
 
 class Store:
-    """Rows of one server. To write, call `begin`, `apply` any number of times, then `commit` or `rollback`; or just `write`.
+    """The rows of one server. To write, call `begin`, `apply` any number of times, then `commit` or `rollback`; or just `write`.
 
-    Not thread-safe, but `commit`, which waits for the disk, may run in a different thread than the rest.
+    Not thread-safe, except that `commit`, which waits for the disk, may run in a different thread.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +78,7 @@ class Store:
             return
         if found != 0 or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise StorageUnreadable(
-                f"{self.path} is a pool of version {found}, this server reads version {schema.SCHEMA_VERSION}; "
+                f"{self.path} is a pool of version {found}, but this server reads version {schema.SCHEMA_VERSION}; "
                 "start it with another state directory"
             )
         db.executescript(
@@ -96,23 +96,23 @@ class Store:
         self._guarded(lambda: self._db.execute("BEGIN IMMEDIATE"))
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Apply changes in the open transaction. Raises: Refusal(STORAGE_FULL); call `rollback` then."""
+        """Apply changes in the open transaction. Raises: Refusal(STORAGE_FULL); then call `rollback`."""
         self._guarded(lambda: self._apply(changes))
 
     def commit(self) -> None:
-        """Returns when everything applied since `begin` is on disk. Raises: Refusal(STORAGE_FULL); call `rollback` then."""
+        """Commit everything applied since `begin` to disk. Raises: Refusal(STORAGE_FULL); then call `rollback`."""
         self._guarded(lambda: self._db.execute("COMMIT"))
         if self._failing:
             self._failing = False
-            _LOG.warning("the pool at %s can be written again", self.path)
+            _LOG.warning("the pool at %s is writable again", self.path)
 
     def rollback(self) -> None:
-        """Undo everything applied since `begin`. Does nothing without a `begin`."""
+        """Undo everything applied since `begin`. Does nothing if no transaction is open."""
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Write all of the changes to disk; on an error, none of them."""
+        """Write the changes to disk, either all of them or, on an error, none."""
         try:
             self.begin()
             self.apply(changes)
@@ -178,18 +178,18 @@ class Store:
             case FreeCalls(run_id, through, traces_from):
                 execute(schema.FREE_CALLS, {"run_id": run_id, "through": through, "traces_from": traces_from})
             case _:
-                raise TypeError(f"not a change: {change!r}")
+                raise TypeError(f"unknown kind of change: {change!r}")
 
 
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
 
 def _refusal(error: sqlite3.OperationalError, path: Path) -> Refusal | sqlite3.OperationalError:
-    """A refusal for problems that the operator must fix: a full or failing disk, or a file that another program holds. Other errors
-    are bugs, and are returned as they are."""
+    """Turn problems that the operator must fix into a refusal: a full or failing disk, or a file that another program holds. Other
+    errors are bugs, and are returned unchanged."""
     primary_code = error.sqlite_errorcode & 0xFF
     if primary_code == sqlite3.SQLITE_BUSY:
-        mend = f"another program has held it for {BUSY_S:g} s; end that one (`fuser {path}` names it), and try again"
+        mend = f"another program has locked it for {BUSY_S:g} s; stop that program (`fuser {path}` finds it), and try again"
     elif primary_code in _FULL:
         mend = "make room on the disk and try again"
     else:

@@ -1,7 +1,8 @@
-"""Totals over episodes: counts by fate, client and version, who lost them, the last failures, the newest ones, and counts by task.
+"""Totals over episodes: counts by outcome, client, version and task, who lost them, the last failures, and the newest episodes.
 
-Triggers keep the counts of settled episodes in tables, so that a summary need not scan a million rows. An episode is counted when it
-is settled, and moved if a restore or a late failure changes its fate. The few unsettled episodes are added at query time.
+Triggers keep the counts of settled episodes in tables, so that a summary does not have to scan a million rows. An episode is counted
+when it is settled, and counted anew if a restore or a late failure changes its outcome. The few unsettled episodes are added at query
+time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ RECENT = 50
 MOST_LOST = 1_000
 _SETTLED = "('trained', 'dropped')"
 _UNSETTLED = ("state IN ('running', 'ended')", "state = 'prepared'", "state = 'in_step'")
-"""Spelt as in the indices, so that SQLite uses those."""
+"""Conditions for the unsettled states, spelt as in the indices, so that SQLite uses these."""
 _FAILED_REASONS = "reason IN ('aborted', 'expired', 'no_calls')"
 _KEYS = ("run_id", "client_id", "client_version", "kind", "mix", "state", "reason", "cause", "tainted")
 _TASK_KEYS = ("run_id", "task_id", "mix", "kind", "eval_step", "client_id")
@@ -37,11 +38,11 @@ _EXPRESSIONS: dict[str, Callable[[str], str]] = {
     "last_claim_at": lambda row: f"{row}claimed_at",
     "first_seq": lambda row: f"{row}seq",
 }
-"""SQL for the keys under which an episode is counted, and for its summands. NULL text becomes '' here, because it is part of a key."""
+"""SQL for the keys by which an episode is counted, and for what it adds to the sums. NULL becomes '', because keys cannot be NULL."""
 _SUMS = ("episodes", "reward_sum", "rewarded", "prompt_tokens", "sampled_tokens", "last_claim_at", "first_seq")
 _VERSION = of_body("client_version")
 _TELLING = f"seq + {1 << 60} * (instr(coalesce(detail, ''), 'Traceback') > 0)"
-"""Rank of a failure: those with a traceback are above all others; of each kind, the newest is the highest."""
+"""Rank of a failure: failures with a traceback rank above all others, and newer failures above older ones."""
 _LOST = {
     "client_id": "client_id",
     "client_version": _VERSION,
@@ -64,7 +65,7 @@ def _of(names: Sequence[str], row: str = "") -> str:
 
 
 def _counts(row: str = "") -> str:
-    """SQL for whether an episode's reward counts for its task."""
+    """Return SQL for whether an episode's reward counts for its task."""
     fates = "'no_calls', 'tainted', 'superseded', 'run_ended'"
     return f"{row}reward IS NOT NULL AND ({row}reason IS NULL OR {row}reason NOT IN ({fates}))"
 
@@ -96,8 +97,10 @@ def _table(name: str, keys: Sequence[str], sums: Sequence[str], condition: str) 
 
 
 def tallies() -> str:
-    """SQL that creates the tables and their triggers, replacing an older server's, and counts all settled episodes. Run it in one
-    transaction."""
+    """Return SQL that creates the tables and their triggers, replacing those of an older server, and counts all settled episodes.
+
+    Run it in one transaction.
+    """
     into = _add("tallies", _KEYS, _SUMS, "true") + _add("task_tallies", _TASK_KEYS, _TASK_SUMS, _counts("NEW."))
     out = _remove("tallies", _KEYS, _SUMS, "true") + _remove("task_tallies", _TASK_KEYS, _TASK_SUMS, _counts("OLD."))
     return f"""
@@ -114,13 +117,13 @@ def tallies() -> str:
 
 
 def _all(table: str, names: Sequence[str], condition: str = "true") -> str:
-    """A table of tallies, with unsettled episodes added."""
+    """Return SQL for a table of tallies with the unsettled episodes added."""
     unsettled = [f"SELECT {_of(names)} FROM episodes WHERE {state} AND {condition}" for state in _UNSETTLED]
     return f"(SELECT {', '.join(names)} FROM {table} UNION ALL {' UNION ALL '.join(unsettled)})"
 
 
 def tasks(db: sqlite3.Connection, run_id: str, client_id: str | None, mix: str | None) -> list[TaskProgress]:
-    """Number of the run's episodes whose reward counts, by task and, for eval, by step of the weights."""
+    """Count the run's episodes whose reward counts, by task and, for evaluations, by step of the weights."""
     rows = db.execute(
         f"SELECT task_id, nullif(mix, ''), kind, nullif(eval_step, -1), sum(episodes) "
         f"FROM {_all('task_tallies', (*_TASK_KEYS, *_TASK_SUMS), _counts())} "
@@ -132,10 +135,10 @@ def tasks(db: sqlite3.Connection, run_id: str, client_id: str | None, mix: str |
 
 
 def summarise(db: sqlite3.Connection, wanted: LedgerFilter, where: str, values: Sequence[Any]) -> LedgerSummary:
-    """The summary of the wanted episodes. where: the same filter as an SQL condition."""
+    """Summarise the wanted episodes. `where` and `values` are the same filter, as an SQL condition with its values."""
     found = _tallied(db, wanted) if wanted.step is None and wanted.task_id is None else _counted(db, where, values)
     # With a single max(), SQLite takes the other columns from the row with the maximum: the last failure with a traceback, if
-    # there is one. Episodes that a client gave back when it stopped say nothing about why it failed.
+    # there is one. Episodes that a client gave back when it stopped do not tell us why it failed.
     failures = db.execute(
         f"SELECT client_id, {_VERSION} AS client_version, episode_id, reason, detail, claimed_at, "
         f"max({_TELLING}) "
@@ -181,7 +184,7 @@ def _grouped(db: sqlite3.Connection, source: str, where: str, values: Any) -> li
 
 
 def _causes(counts: Sequence[LedgerCount]) -> dict[Cause, int]:
-    """Number of lost episodes by cause, most frequent first."""
+    """Count lost episodes by cause, the most frequent cause first."""
     found: Counter[Cause] = Counter()
     for count in counts:
         if count.cause is not None:
@@ -199,5 +202,5 @@ def _lost(db: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[Los
 
 
 def _numbers(columns: Sized) -> str:
-    """Numbers of a query's first columns, for GROUP BY."""
+    """Return the numbers of a query's first columns, for GROUP BY."""
     return ", ".join(str(number + 1) for number in range(len(columns)))

@@ -53,7 +53,7 @@ def test_a_server_without_allow_algorithms_refuses_the_run_and_says_what_to_do(
 ) -> None:
     code, _, errors = swarm("run", "start", "--set", f"algorithm.loss={mine}:loss")
     assert code == 2
-    assert "algorithm.loss: this server executes no functions of users" in errors
+    assert "algorithm.loss: this server does not execute users' functions" in errors
     assert "swarm serve --allow-algorithms" in errors
     code, _, errors = swarm("run", "start", "--set", f"algorithm.loss={mine}:los")
     assert (code, "did you mean 'loss'" in errors) == (2, True)

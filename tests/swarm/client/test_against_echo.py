@@ -170,7 +170,7 @@ async def test_of_two_processes_of_one_client_the_newer_plays_on_and_no_episode_
     assert newer.returncode == 0, err
     rest, complaint = older.communicate(timeout=60)
     assert older.returncode == 1
-    assert "LeaseLost: another process now plays as client 'player'" in complaint
+    assert "LeaseLost: another process has taken over as client 'player'" in complaint
     await check_once(echo_server.url, run_id, before + rest.splitlines(), out.splitlines())
 
 

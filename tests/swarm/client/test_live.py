@@ -131,7 +131,7 @@ def test_people_restore_and_quarantine_with_commands(
             async for _ in swarm.statuses():
                 if (await swarm.run(run.run_id)).status == "complete":
                     break
-            with pytest.raises(NotFound, match="keeps no checkpoint of step 7"):
+            with pytest.raises(NotFound, match="has no checkpoint of step 7"):
                 await swarm.restore(run.run_id, 7)
             return run.run_id
 

@@ -442,7 +442,7 @@ def test_a_call_on_which_a_running_engine_keeps_failing_is_not_tried_for_minutes
         forbidding = {"structured_outputs": {"choice": ["7"]}, "bad_words": ["7"]}
         refused = ask(blamed, stream=stream, **forbidding)
         assert refused.status_code == 400, refused.text
-        assert "bad_words and structured_outputs may leave no token" in refused.json()["error"]["message"]
+        assert "bad_words and structured_outputs may forbid every token" in refused.json()["error"]["message"]
         assert failures(blamed) == []
         assert ask(plain, stream=stream).status_code == 503
         assert [each.cause for each in failures(plain)] == ["server"]

@@ -196,7 +196,7 @@ def test_ids_that_no_record_can_hold_are_refused(served: Served) -> None:
 def test_an_integer_of_more_than_64_bits_is_refused_wherever_it_stands(served: Served, path: str, number: int) -> None:
     episode = served.claim()
     answer = episode.raw(BODIES[path] | {"model": "policy", "metadata": {"n": [number]}}, path=path)
-    assert (answer.status_code, "64 bits" in answer.json()["error"]["message"]) == (400, True)
+    assert (answer.status_code, "64-bit" in answer.json()["error"]["message"]) == (400, True)
     assert episode.raw(BODIES[path] | {"model": "policy", "metadata": {"n": [2**64 - 1]}}, path=path).status_code == 200
 
 

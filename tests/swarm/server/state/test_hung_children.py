@@ -110,5 +110,5 @@ async def test_a_trainer_that_hangs_at_every_step_costs_its_run(world: World) ->
 
     await until(world, hangs_again, passes=2.0)
     report = await world.service.report(world.run_id)
-    assert "without making a step" in (report.reason or "")
+    assert "without completing a step" in (report.reason or "")
     assert "has not answered" in (report.reason or "")

@@ -76,7 +76,7 @@ async def test_a_run_whose_step_kills_the_trainer_is_given_up_before_the_engine_
             engine.deadly = True
             await world.batch()
             await world.hurry(lambda: world.has_status("failed"))
-            assert "without making a step" in ((await world.service.report(world.run_id)).reason or "")
+            assert "without completing a step" in ((await world.service.report(world.run_id)).reason or "")
             engine.deadly = False
             await world.hurry(lambda: engine.supervisor.health.ready)
             await world.begin(limits={"steps": 1})

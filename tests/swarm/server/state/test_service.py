@@ -642,7 +642,7 @@ async def test_functions_of_users_are_executed_only_where_that_is_allowed(tmp_pa
         assert said in refused.value.detail
     judge_spec(mine, replace(FaultyEngine().info, own_functions=True), allow_algorithms=True)
     for patch in ({"loss": "algorithm"}, {"sources": {"mine.py": SOURCE + "# edited"}}):
-        with pytest.raises(Refusal, match="cannot be changed while a run goes on"):
+        with pytest.raises(Refusal, match="cannot be changed during a run"):
             patched(mine, {"algorithm": patch})
     with pytest.raises(ServeFault, match="set SWARM_ADMIN_TOKEN"):
         Settings(host="127.0.0.1", port=0, tokens=ControlTokens(None, None), allow_algorithms=True)

@@ -236,7 +236,7 @@ async def test_a_call_given_up_shortly_before_a_restart_counts_as_failed_and_the
             world.run_id = run_id
             entry = await world.service.entry(lease.episode_id)
             assert (entry.state, entry.reason, entry.cause) == ("dropped", "tainted", "server")
-            assert "before its engine was heard of again" in (entry.detail or "")
+            assert "before its engine showed a sign of life" in (entry.detail or "")
             for one in (lease, despite):
                 trace = await world.service.trace(one.episode_id)
                 assert trace.entry.tainted

@@ -125,7 +125,7 @@ def test_a_full_disk_is_refused_in_words_and_later_writes_work(store: Store, cap
     assert store.read.episode("ep-2") is None
     store._db.execute("PRAGMA max_page_count = 1000000")
     store.write([row(2), PutCalls(2, bytes(100_000))])
-    assert "can be written again" in caplog.records[-1].message
+    assert "is writable again" in caplog.records[-1].message
     assert store.read.episode("ep-2") is not None
 
 
