@@ -142,8 +142,8 @@ def adopt_orphans() -> None:
 def _refused(what: str) -> Unconfined:
     words = os.strerror(ctypes.get_errno())
     return Unconfined(
-        f"this system refused {what} ({words}), so code cannot be confined as promised: allow it (in a container, by its "
-        "seccomp profile), or run on another system"
+        f"this system refused {what} ({words}), so code cannot be confined as promised: allow it (in a container, "
+        "with a seccomp profile), or run on another system"
     )
 
 

@@ -42,7 +42,7 @@ class Card:
 
 
 class DriverSilent(Exception):
-    """The NVIDIA driver exists but does not list its GPUs. The message says why."""
+    """This machine has an NVIDIA driver, but the driver does not list its GPUs. The message says why."""
 
 
 def cards(tool: str = "nvidia-smi") -> list[Card]:

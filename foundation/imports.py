@@ -32,7 +32,7 @@ def uncollected() -> Iterator[None]:
 def advice(error: ModuleNotFoundError, usual: str) -> str | None:
     """Return which extra to install for a missing package; None if no extra has it, as with the user's own modules.
 
-    `usual` is the extra to name if it declares the package; otherwise the first that does is named.
+    Prefer the extra `usual` if it declares the package; otherwise return the first extra that does.
     """
     name = (error.name or "").partition(".")[0]
     if not name or name in _OURS or _is_there(name):

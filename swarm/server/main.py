@@ -351,7 +351,7 @@ def _layout(args: argparse.Namespace) -> Layout:
         raise UsageError("--kv-cache-gib and --gpu-memory-utilization both set the memory for inference: leave one out")
     if args.enable_sleep_mode and not layout.shared:
         raise UsageError(
-            "--enable-sleep-mode is for one GPU that inference and trainer share, but here each has its own: leave it out"
+            "--enable-sleep-mode is for one GPU that inference and the trainer share, but here each has its own: leave it out"
         )
     return layout
 

@@ -543,7 +543,7 @@ class Service(DurableState):
         self.tell(lambda t: episodes.suspect(t, attempt, at, call_ids))
 
     def engine_lived(self, at: float) -> None:
-        """Note that the engine was alive at this Unix time, so clients that gave up earlier met no hang."""
+        """Note that the engine was alive at this Unix time, so no hang made clients give up before it."""
         if self.state.situation.lived_at < self.state.situation.suspected_at:  # otherwise no call is under suspicion
             self.tell(lambda t: health.engine_lived(t, at))
 

@@ -92,7 +92,7 @@ def run_spec(text: str, info: EngineInfo) -> RunSpec:
 
 
 def all_the_pool_holds(batch: BatchSpec) -> int:
-    """Return the groups per step while no client has agreed, in a run whose batches clients close."""
+    """Return the number of groups per step for a run whose batches clients close, until a client agrees."""
     return batch.max_pool_episodes // batch.group_size
 
 

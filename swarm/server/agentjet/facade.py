@@ -105,7 +105,7 @@ class Wrong(Exception):
 
 
 class AgentJet:
-    """The facade of one server."""
+    """The AgentJet facade of one server."""
 
     def __init__(
         self,

@@ -159,7 +159,7 @@ class Failures:
         return _failure("cut_off" if progress.shown or sampling else "refused", words)
 
     def engine_lives(self) -> None:
-        """Record that the engine sampled a token: clients that gave up earlier met no crash. Another replica may still hang."""
+        """Record that the engine sampled a token, so no crash made earlier clients give up. Another replica may still hang."""
         self._lived_at = self._clock.now()
         self._service.engine_lived(self._lived_at)
 

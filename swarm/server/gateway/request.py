@@ -80,7 +80,7 @@ class AgentRequest:
         yield from stream.end(answer)
 
     def ended(self, outcome: Outcome, at: int) -> CallAttempt:
-        """Return the record of the attempt. The state decides by it whether a later attempt made up for a failure."""
+        """Return the record of this attempt. From these records, the state decides whether a later attempt made up for a failure."""
         attempt = self.attempt or Attempt(body_hash(self.dialect.name, self.agent, self.body), None)
         return CallAttempt(
             asked=attempt.body_hash,

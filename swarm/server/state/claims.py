@@ -161,7 +161,7 @@ def _no_room(t: Transition, wanted: EpisodeClaim, run: Run) -> NotYet | None:
     if family_of(wanted.mix, batch.mix) in memo.families:
         return None
     if memo.full:
-        return NotYet(code=ErrorCode.DRAINING, detail=f"the pool holds its {batch.max_pool_episodes} episodes")
+        return NotYet(code=ErrorCode.DRAINING, detail=f"the pool is full ({batch.max_pool_episodes} episodes)")
     if wanted_groups and not state.versions.knows((wanted.mix, wanted.client_version)):
         return (
             None  # edited code gets one group immediately, whatever the old code left behind, so that its effect shows

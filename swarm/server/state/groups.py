@@ -34,7 +34,7 @@ class Group:
     last_loss: float | None = None
     """When a slot's episode was last lost to an abort, expiry or an end without calls."""
     watched_until: float | None = None
-    """The end of its patience for which there is a deadline."""
+    """The time, as returned by `patience_ends_at`, for which a deadline is already set."""
     clients: set[str] = field(default_factory=set)
     """Clients that claimed an episode in it."""
     left: set[str] = field(default_factory=set)

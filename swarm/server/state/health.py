@@ -58,7 +58,7 @@ def _note_hang(t: Transition, health: EngineHealth) -> None:
 
 
 def engine_lived(t: Transition, at: float) -> None:
-    """Note that the engine was alive at this Unix time, so that clients that gave up earlier met no hang.
+    """Note that the engine was alive at this Unix time, so no hang made clients give up before it.
 
     This is written to disk only if a client gave up.
     """

@@ -355,4 +355,4 @@ class Snapshot:
     versions: list[VersionRow]
     """The run's client versions, in the order of their first groups."""
     lived_at: float
-    """Unix time at which the engine was last known to be alive: clients that gave up earlier met no hang."""
+    """Unix time at which the engine was last known to be alive: no hang made clients give up before it."""

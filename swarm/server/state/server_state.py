@@ -64,7 +64,7 @@ class Situation:
     suspected_at: float = 0.0
     """Unix time at which a client last gave up on a call; it may turn out that the engine was hanging."""
     lived_at: float = 0.0
-    """Unix time at which the engine was last known to be alive: clients that gave up earlier met no hang. Kept on disk too."""
+    """Unix time at which the engine was last known to be alive: no hang made clients give up before it. Kept on disk too."""
     no_room: dict[str, Failure] = field(default_factory=dict)
     """What could not be written at the last attempt (the pool, checkpoints), and why."""
     checkpoint_wanted: bool = False

@@ -43,7 +43,7 @@ def no_room(t: Transition, run: Run) -> NotYet | None:
         raise invalid_spec([FieldError(field="task_id", problem=problem)])
     playing = groups.ungrouped + sum(len(group.running) for group in groups)
     if len(state.pooled) + playing >= batch.max_pool_episodes:
-        return NotYet(code=ErrorCode.DRAINING, detail=f"the pool holds its {batch.max_pool_episodes} episodes")
+        return NotYet(code=ErrorCode.DRAINING, detail=f"the pool is full ({batch.max_pool_episodes} episodes)")
     ahead = 0 if state.journalled is None else 1
     usable = horizon(run.spec, step=run.step, versions_ahead=ahead)
     size, by_episodes = batch.group_size, batch.rule == "episodes"

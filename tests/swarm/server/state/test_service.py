@@ -478,7 +478,7 @@ async def test_a_misspelt_agent_gets_no_reward_and_one_that_was_not_called_may(w
     lease = await world.claim()
     opened = world.service.open_call(lease.episode_id, lease.lease)
     world.service.close_call(opened, (await world.sampled(opened)).model_copy(update={"agent": "planner"}))
-    with pytest.raises(Refusal, match="did you mean that one") as refused:
+    with pytest.raises(Refusal, match="did you mean that agent") as refused:
         await world.end(lease, 0.5, agent_rewards={"plannr": 1.0})
     assert refused.value.code == ErrorCode.INVALID_SPEC
     assert [(each["field"], each["nearest"]) for each in refused.value.fields["errors"]] == [
