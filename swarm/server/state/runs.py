@@ -112,7 +112,7 @@ def judge_spec(spec: RunSpec, info: EngineInfo, *, allow_algorithms: bool = Fals
     targets = spec.parameters.targets if isinstance(spec.parameters, LoraSpec) and info.layers else ()
     if wrong := [target for target in targets if target not in info.layers]:
         problem = (
-            f"the model has no linear layers {', '.join(map(repr, wrong))}; it has {', '.join(sorted(info.layers))}"
+            f"the model has no linear layer {', '.join(map(repr, wrong))}; it has {', '.join(sorted(info.layers))}"
         )
         errors.append(FieldError(field="parameters.targets", problem=problem, nearest=nearest(wrong[0], info.layers)))
     if spec.sampling.train == "exact" and not info.masks:
