@@ -272,7 +272,7 @@ class Runner:
             stops=(self._stop, episode.lost),
         )
         attempt.scorer = scorer.how
-        said = f"it said last: {scorer.last_words()}"
+        said = f"its last output: {scorer.last_words()}"
         if self._stop.is_set():
             attempt.lose(Cause.PERSON, "stopped from outside")
         elif episode.lost.is_set():

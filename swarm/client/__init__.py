@@ -1,6 +1,6 @@
 """The client library: claim an episode, run any agent against it, report a reward. Needs httpx, pydantic and anyio.
 
-Start at `SwarmClient`; `swarm.client.sync` has its twin for plain scripts.
+Start with `SwarmClient`. `swarm.client.sync` has a blocking version for plain scripts.
 """
 
 from foundation.programs import ProgramEnd

@@ -1,8 +1,8 @@
 """Run a black-box agent in an episode that this process holds: `await run_agent(episode, ["sh", "agent.sh"], folder)`.
 
-The agent is any program that reads OPENAI_BASE_URL and OPENAI_API_KEY, or Anthropic's two variables. It gets a clean environment,
-its own home, the folder to work in, and an address that only forwards calls to the model; it can reach neither the lease nor
-this process. `swarm episode run` does the same from a shell.
+The agent is any program that reads OPENAI_BASE_URL and OPENAI_API_KEY, or their Anthropic equivalents. It gets a clean environment,
+its own home, a working directory, and an address that only forwards calls to the model. It can reach neither the lease nor this
+process. `swarm episode run` does the same from a shell.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from swarm.client.inference_relay import InferenceRelay
 from swarm.protocol.episodes import Cause
 
 _ROOM = (
-    "(a confined agent may read the system, its program, the folder it runs in and what was named for it to read, and write to "
-    "its home and what was named for it to write; an interpreter or a virtual environment below your home has to be named)"
+    "(a confined agent may read the system, its program, its working directory and the paths you allow it to read; it may write to "
+    "its home and the paths you allow it to write; an interpreter or a virtual environment in your home must be allowed explicitly)"
 )
 
 
@@ -39,13 +39,16 @@ async def run_agent(
     variables: Mapping[str, str] | None = None,
     limit_s: float | None = None,
 ) -> ProgramEnd:
-    """Run an agent to its end in `folder`, which it may change.
+    """Run an agent in `folder`, which it may change, and wait until it exits. `episode.sampling` applies to each of its calls.
 
-    query: its standard input. reads: paths that it may read in addition to the system, its program and the paths in the command.
-    hidden: paths that it may never read. variables: environment variables in addition to the four that name the model.
-    `episode.sampling` applies to each of its calls.
-    Raises: AgentFailed (an exit code other than 0), AgentTooSlow (longer than `limit_s`), ServerUnreachable (a call did not reach the
-    server), WorkflowFault (there is no such program, or nothing can be confined here).
+    Args:
+        query: the agent's standard input.
+        reads: paths that the agent may read in addition to the system, its program and the paths in the command.
+        hidden: paths that the agent may never read.
+        variables: environment variables to set in addition to the four that name the model.
+        limit_s: time limit; None means no limit.
+    Raises: AgentFailed if the exit code is not 0, AgentTooSlow after `limit_s`, ServerUnreachable if a call did not reach the server,
+        WorkflowFault if the program does not exist or this system cannot confine it.
     """
     _require_confinement()
     with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as place:
@@ -76,10 +79,16 @@ async def run_confined(
     hidden: Sequence[Path] = (),
     limit_s: float,
 ) -> ProgramEnd:
-    """Run a program, such as a code grader, that may read the system, itself and `folder`, but not write or use the network.
+    """Run a program, such as a code grader, that may read the system, itself and `folder`, but may not write or use the network.
 
-    reads: further paths that it may read. hidden: paths that it may not read, even within `reads`.
-    A failing program raises nothing; see `ProgramEnd`. Raises: WorkflowFault if there is no such program or this system cannot confine.
+    If the program fails, this raises nothing; check the returned `ProgramEnd`.
+
+    Args:
+        given: the program's standard input.
+        reads: more paths that the program may read.
+        hidden: paths that the program may not read, even within `reads`.
+        limit_s: time limit.
+    Raises: WorkflowFault if the program does not exist or this system cannot confine it.
     """
     _require_confinement()
     with tempfile.TemporaryDirectory(prefix="grader-", ignore_cleanup_errors=True) as place:
@@ -119,22 +128,22 @@ def _room(
 def fault_of(
     end: ProgramEnd, failures: Sequence[str], limit_s: float | None, *, confined: bool = True
 ) -> tuple[Cause, str] | None:
-    """Who lost the attempt of an agent that ended in this way, and the words for it; None if its work can be scored.
+    """Return who is to blame for an agent's failure and a message that describes it; None if the agent's work can be scored.
 
-    failures: calls that did not reach the server.
+    `end` says how the agent ended; `failures` lists its calls that did not reach the server.
     """
-    # Before the agent's output: displays with room for one line show the last one.
+    # Put the hint before the agent's output: displays with room for one line show the last line.
     hint = f"\n{_ROOM}\n" if confined else " "
     if end.fault:
         return Cause.ROLLOUT, f"the agent cannot be started:{hint}{end.fault}"
     if failures:
         return Cause.NETWORK, f"{len(failures)} calls did not reach the server: {failures[0]}; the agent {end.how}"
     if end.timed_out:
-        return Cause.LIMIT, f"the agent ran longer than {limit_s:g} s; it said last: {end.last_words()}"
+        return Cause.LIMIT, f"the agent ran longer than {limit_s:g} s; its last output: {end.last_words()}"
     if end.said_too_much:
         return Cause.ROLLOUT, "the agent printed more than 64 MiB"
     if end.code != 0:
-        return Cause.ROLLOUT, f"the agent {end.how};{hint}it said last: {end.last_words()}"
+        return Cause.ROLLOUT, f"the agent {end.how};{hint}its last output: {end.last_words()}"
     return None
 
 
@@ -145,9 +154,9 @@ def _error_of(cause: Cause, words: str, episode: Episode) -> Exception:
 
 
 def _require_confinement() -> None:
-    """Raises: WorkflowFault."""
+    """Raise WorkflowFault if this system cannot confine programs."""
     if not filters_calls() or landlock_version() < PORTS:
         raise WorkflowFault(
             "this system cannot confine an agent (it needs Linux 6.7 or newer with Landlock, on x86_64 or aarch64): run the client "
-            "on a system that can, or the agent by `swarm episode run --unconfined` in a container"
+            "on a system that can, or run the agent in a container with `swarm episode run --unconfined`"
         )

@@ -1,6 +1,6 @@
-"""A black-box agent's surroundings: an environment that can call only the model, its own home, and readable files.
+"""A black-box agent's surroundings: its environment variables, its own home, and the files that it may read and write.
 
-Knows files and variables, but nothing about episodes. `foundation.confinement` enforces the limits.
+This module knows nothing about episodes. `foundation.confinement` enforces the limits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ELF = b"\x7fELF"
 
 
 def variables_for_model(base_url: str, api_key: str) -> dict[str, str]:
-    """The environment variables that SDKs read. Anthropic's SDK appends `/v1` itself."""
+    """Return the environment variables that tell SDKs where the model is. Anthropic's SDK appends `/v1` to its base URL."""
     return {
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_KEY": api_key,
@@ -56,25 +56,28 @@ def variables_for_model(base_url: str, api_key: str) -> dict[str, str]:
 def clean_environment(
     environ: Mapping[str, str], passed: Iterable[str] = (), *, option: str = "--env", token: str | None = None
 ) -> dict[str, str]:
-    """PATH, the locale and the time zone, and the variables in `passed`.
+    """Return `environ` reduced to PATH, the locale, the time zone and the variables named in `passed`.
 
-    Raises: UsageError for a variable that is not set, is one of ours, or holds the server's token.
+    `option` is the command-line option that errors mention; `token` is the server's token.
+    Raises: UsageError if a variable in `passed` is not set, is one of ours, or contains the token.
     """
     kept = {name: value for name, value in environ.items() if name in _KEPT or name.startswith("LC_")}
     for name in passed:
         if name.startswith(_OURS) or (token and token in environ.get(name, "")):
-            raise UsageError(f"{option} {name}: this variable may hold a token or a lease, so it is not passed on")
+            raise UsageError(
+                f"{option} {name}: this variable may contain a token or a lease, so it cannot be passed to the agent"
+            )
         if name not in environ:
-            raise UsageError(f"{option} {name}: there is no such variable")
+            raise UsageError(f"{option} {name}: this environment variable is not set")
         kept[name] = environ[name]
     return kept
 
 
 def program_of(command: Sequence[str], option: str) -> str:
-    """The path of the command's program. Raises: UsageError if there is none."""
+    """Return the path of the command's program. Raises: UsageError if it is not found."""
     found = shutil.which(command[0])
     if found is None:
-        raise UsageError(f"{option}: there is no program {command[0]!r}; give its path, or put it on the PATH")
+        raise UsageError(f"{option}: program {command[0]!r} not found; give its path, or add its folder to PATH")
     return found
 
 
@@ -82,9 +85,14 @@ def program_of(command: Sequence[str], option: str) -> str:
 class AgentRoom:
     """A black-box agent's command and the paths that it may use.
 
-    command: the agent's command line. place: an existing private folder, the only writable one except `writes`.
-    reads, writes: further paths that it may use. hidden: paths that it may never read or write. unread: the same, except for
-    paths named in `reads` or the command. folder: its working directory; None: ours.
+    Args:
+        command: the agent's command line.
+        place: an existing private folder. Only this folder and `writes` are writable.
+        reads: more paths that the agent may read.
+        writes: more paths that the agent may write.
+        hidden: paths that the agent may never read or write.
+        unread: like `hidden`, but the agent may read those that `reads` or the command names.
+        folder: the agent's working directory; None means ours.
     """
 
     command: Sequence[str]
@@ -103,7 +111,7 @@ class AgentRoom:
             (self.place / name).mkdir(mode=0o700)
 
     def confinement(self, ports: Sequence[int] | None) -> Confinement:
-        """The limits as a `Confinement`. Raises: OSError for a folder that cannot be listed."""
+        """Return the limits as a `Confinement`. Raises: OSError if a folder cannot be listed."""
         here = (self.folder or Path.cwd()).resolve()
         named = {path.resolve() for path in (*self.reads, *self._arguments())}
         secret = {path.resolve() for path in self.hidden}
@@ -118,12 +126,12 @@ class AgentRoom:
         )
 
     def _arguments(self) -> list[Path]:
-        """Files and folders that the command names."""
+        """Return the files and folders that the command names."""
         return [Path(word) for word in self.command[1:] if _exists(word) and not _holds_home(Path(word).resolve())]
 
 
 def files_of(command: Sequence[str]) -> list[Path]:
-    """Files and folders that a command names, except the machine's programs and the working directory."""
+    """Return the files and folders that a command names, except system programs and folders that contain the working directory."""
     found = [Path(word).resolve() for word in command[1:] if _exists(word)]
     program = Path(program_of(command, "--scorer")).resolve()
     with open(program, "rb") as file:
@@ -145,7 +153,7 @@ def _holds_home(folder: Path) -> bool:
 
 
 def _program_folders(program: Path) -> list[Path]:
-    """The folders of a program and its installation: `bin` and its neighbours, also behind symbolic links."""
+    """Return a program's path and its installation folders: `bin` and its siblings, with symbolic links followed."""
     found: list[Path] = []
     for folder in (program.parent, program.resolve().parent):
         around = folder.resolve().parent
@@ -157,7 +165,10 @@ def _program_folders(program: Path) -> list[Path]:
 
 
 def _without(wanted: Iterable[Path], shut: Collection[Path]) -> tuple[list[Path], list[Path]]:
-    """`wanted` without `shut`: the paths that may be used whole, and the folders of which only the names may be listed."""
+    """Subtract the paths in `shut` from `wanted`.
+
+    Returns: the paths that may be used in full, and the folders that contain a path in `shut`, of which only the names may be listed.
+    """
     whole: dict[Path, None] = {}
     listed: dict[Path, None] = {}
     line = [path.resolve() for path in wanted if path.exists()]
@@ -169,6 +180,6 @@ def _without(wanted: Iterable[Path], shut: Collection[Path]) -> tuple[list[Path]
             whole[path] = None
             continue
         listed[path] = None
-        # Leave links out, or their targets would become accessible too.
+        # Skip symbolic links, or their targets would become accessible too.
         line += [Path(entry.path) for entry in os.scandir(path) if not entry.is_symlink()]
     return list(whole), list(listed)

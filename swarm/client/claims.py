@@ -1,4 +1,4 @@
-"""The order in which a client makes its claims. Knows no server."""
+"""Decides in which order a client claims episodes for its tasks. Never talks to a server."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from foundation.clock import Clock
 from foundation.event_loop import within
 
 HELD_UP_S = 0.2
-"""A claim that takes longer is assumed to wait for its family's turn in the mix."""
+"""If a claim takes longer than this, in seconds, it is assumed to be waiting for its family's turn in the mix."""
 READ_AHEAD = 64
-"""Most tasks that may wait for their family's turn; beyond them the stream of tasks waits too."""
+"""Maximum number of tasks that may wait for their family's turn. Once it is reached, no more tasks are read from the stream."""
 
 Begin = Callable[[], Awaitable[asyncio.Event | None]]
-"""Make one more claim as soon as there is room. Returns an event that is set once the claim is answered; None: no more claims."""
+"""Makes one more claim as soon as there is room. Returns an event that is set once the server answers, or None to stop claiming."""
 
 
 class ClaimOrder:
-    """Makes the tasks of one family claim in order, and lets them pass another family's tasks only while those are held up. Use one
-    per task group."""
+    """Keeps claims for tasks of one family in order. Tasks may overtake those of another family only while those are held up.
+
+    Create one per task group.
+    """
 
     def __init__(self, group: asyncio.TaskGroup, clock: Clock) -> None:
         self._group = group
         self._clock = clock
         self._last: dict[str | None, asyncio.Event] = {}
-        """Set when the newest task of a family has all its claims."""
+        """For each family, an event that is set when its newest task has made all its claims."""
         self._waiting = asyncio.Semaphore(READ_AHEAD)
 
     async def enter(self, family: str | None, begin: Begin, claims: int, *, may_be_passed: bool) -> None:
-        """Make `claims` claims for a task. Returns when the next task may follow, whatever its family."""
+        """Make `claims` claims for a task in the background. Return as soon as the next task, of any family, may enter.
+
+        `begin` makes one claim. If `may_be_passed` is false, no other task may overtake this one.
+        """
         await self._waiting.acquire()
         before, done, held_up = self._last.get(family), asyncio.Event(), asyncio.Event()
         self._last[family] = done

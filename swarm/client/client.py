@@ -1,4 +1,4 @@
-"""The client of one swarm server: the whole protocol, typed, with retries and idempotency keys."""
+"""The typed client of one swarm server. It covers the whole protocol, with retries and idempotency keys."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ from swarm.protocol.teams import EpisodeCommit, EpisodePreparation, EpisodeResol
 API = "/swarm/v1"
 LEDGER_PAGE = 1000
 ROLLOUT_PATIENCE = Patience(later_s=math.inf, full_s=120.0)
-"""For unattended work: wait as long as the server says later, and give people time to clear a full disk."""
+"""For unattended work: retry for as long as the server says to try later, and give people time to free space on a full disk."""
 ABORT_PATIENCE = Patience(connect_s=5.0, later_s=5.0)
-"""Short: a lost abort does no harm, because the lease runs out, and a leaving client should not wait for it."""
+"""Short, because a client that is leaving should not wait. A lost abort does no harm: the lease runs out anyway."""
 
 
 class _Tasks(RootModel[list[TaskProgress]]):
-    """The answer to `tasks`."""
+    """The server's response to `tasks`."""
 
 
 class _Renewed(BaseModel):
-    """The answer to `renew`."""
+    """The server's response to `renew`."""
 
     expires_at: float
 
@@ -76,8 +76,13 @@ class _Renewed(BaseModel):
 class SwarmClient:
     """One client's connection to one server. Use as an async context manager.
 
-    client_id: the server counts episodes by it; use the same one again to continue where this client stopped.
-    client_version: the version of the agent's code; episodes of different versions are never compared.
+    Args:
+        url: the server's address, such as http://127.0.0.1:8642.
+        token: the server's token, if it requires one.
+        client_id: the name under which the server counts this client's episodes. Reuse it to continue where an earlier process
+            stopped. Random by default.
+        client_version: version of the agent's code. Episodes of different versions are never compared.
+        patience: how long to retry requests.
     """
 
     def __init__(
@@ -97,9 +102,9 @@ class SwarmClient:
         self.client_id = client_id or self.ids.new("client")
         self.client_version = client_version
         self._session = self.ids.new("session")
-        """Distinguishes this process of the client from others; see `fence`."""
+        """Distinguishes this process from other processes with the same client_id; see `fence`."""
         self._begun: set[str] = set()
-        """Runs in which this session has begun."""
+        """Ids of the runs in which this session has been registered."""
         self._has_own_patience = patience is not None
         self._wire = Wire(
             url,
@@ -126,9 +131,9 @@ class SwarmClient:
         await self._wire.close()
 
     async def meet(self, connect_s: float) -> None:
-        """Wait until the server has answered this client at least once. Raises: ServerUnreachable after `connect_s`.
+        """Wait until the server has answered this client at least once.
 
-        Never waits longer than this client's own patience.
+        Waits at most `connect_s` seconds, and never longer than this client's own patience. Raises: ServerUnreachable.
         """
         if not self._wire.heard:
             patience = replace(self._wire.patience, connect_s=min(connect_s, self._wire.patience.connect_s))
@@ -137,13 +142,13 @@ class SwarmClient:
     # -- status -------------------------------------------------------------------------------------------------------
 
     async def status(self, since: int | None = None, wait_s: float = 30.0) -> ServerStatus:
-        """How the server is doing. With `since`, waits up to `wait_s` for a revision that differs from it."""
+        """Return the server's status. If `since` is given, wait up to `wait_s` seconds for a revision other than `since`."""
         params = {} if since is None else _given({"since": since, "wait_s": wait_s})
         raw = await self._wire.request("GET", f"{API}/status", params=params, wait_s=wait_s)
         return read(ServerStatus, raw)
 
     async def statuses(self, wait_s: float = 30.0) -> AsyncIterator[ServerStatus]:
-        """The status now, and again after each change, or after `wait_s` without one."""
+        """Yield the current status, then a new one after each change or every `wait_s` seconds without a change."""
         status = await self.status()
         while True:
             yield status
@@ -152,20 +157,24 @@ class SwarmClient:
     # -- runs ---------------------------------------------------------------------------------------------------------
 
     async def start_run(self, spec: RunSpec, idempotency_key: str | None = None) -> RunReport:
-        """Start a run, or find it again under the same key. Raises: ServerBusy, InvalidSpec, IdempotencyConflict."""
+        """Start a run, or return the existing run with this `idempotency_key`.
+
+        Raises: ServerBusy, InvalidSpec, IdempotencyConflict.
+        """
         request = RunRequest(spec=spec, idempotency_key=idempotency_key or self.ids.new("run-key"))
         raw = await self._post(f"{API}/runs", request)
         return await self.run(read(RunCreated, raw).run_id)
 
     async def run(self, run_id: str, since_step: int = 0) -> RunReport:
-        """The run, with metrics of the steps after `since_step`."""
+        """Return a report on the run, with the metrics of all steps after `since_step`."""
         raw = await self._wire.request("GET", f"{API}/runs/{run_id}", params={"since_step": since_step})
         return read(RunReport, raw)
 
     async def patch_run(self, run_id: str, patch: dict[str, Any], config_version: int | None = None) -> RunReport:
-        """Merge `patch` into the spec's tunable fields. config_version: the one it is meant for; None: the newest.
+        """Merge `patch` into the spec's tunable fields.
 
-        Raises: ConfigConflict when someone else changed it meanwhile.
+        `config_version` is the version that the patch was written for; None means the newest.
+        Raises: ConfigConflict if someone else has changed the config since that version.
         """
         try:
             body = json.dumps(patch, allow_nan=False).encode()
@@ -183,18 +192,21 @@ class SwarmClient:
         return read(RunReport, raw)
 
     async def stop_run(self, run_id: str) -> RunReport:
-        """Ask for a stop: drain, checkpoint, idle. Answers before it is done; follow `statuses`."""
+        """Ask the server to stop the run: it drains, writes a checkpoint and goes idle.
+
+        Returns before the run has stopped; watch `statuses` to see when it has.
+        """
         return read(RunReport, await self._post(f"{API}/runs/{run_id}:stop"))
 
     async def checkpoint(self, run_id: str) -> CheckpointRef:
-        """Write a whole checkpoint now; returns when it is written."""
+        """Write a full checkpoint now. Returns when it has been written."""
         raw = await self._wire.request("POST", f"{API}/runs/{run_id}:checkpoint", wait_s=600.0)
         return read(CheckpointRef, raw)
 
     async def restore(self, run_id: str, step: int, idempotency_key: str | None = None) -> RunReport:
-        """Go back to the checkpoint of `step` (0: the hosted model) on a new branch of the run; waits until it is done.
+        """Restore the checkpoint of `step` on a new branch of the run, and wait until that is done. Step 0 is the original model.
 
-        Raises: NotFound when no such checkpoint is kept, OverLimit when the run was replaced or is being stopped.
+        Raises: NotFound if that checkpoint no longer exists, OverLimit if the run was replaced or is being stopped.
         """
         wish = RestoreRequest(step=step, idempotency_key=idempotency_key or self.ids.new("restore"))
         return read(RunReport, await self._post(f"{API}/runs/{run_id}:restore", wish, wait_s=600.0))
@@ -202,14 +214,17 @@ class SwarmClient:
     async def quarantine(
         self, run_id: str, client_version: str, *, reason: str = "", quarantined: bool = True
     ) -> RunReport:
-        """Keep episodes of this client version out of training from now on, or let them in again (quarantined=False)."""
+        """Exclude episodes of a client version from training from now on, or admit them again with `quarantined=False`."""
         wish = QuarantineRequest(client_version=client_version, quarantined=quarantined, reason=reason)
         return read(RunReport, await self._post(f"{API}/runs/{run_id}:quarantine", wish))
 
     # -- what happened ------------------------------------------------------------------------------------------------
 
     async def ledger(self, *, after: str | None = None, **wanted: Unpack[LedgerFields]) -> AsyncIterator[LedgerEntry]:
-        """The ledger's entry of each episode, in the order of the claims. Fetches page after page. after: the `next` of a page."""
+        """Yield the ledger entry of each episode in claim order, fetching pages as needed.
+
+        `after` is the `next` of an earlier page; None starts at the beginning. `wanted` filters the entries.
+        """
         while True:
             page = await self.ledger_page(after=after, limit=LEDGER_PAGE, **wanted)
             for entry in page.entries:
@@ -221,22 +236,22 @@ class SwarmClient:
     async def ledger_page(
         self, *, after: str | None = None, limit: int = 100, **wanted: Unpack[LedgerFields]
     ) -> LedgerPage:
-        """One page of `ledger`, of at most 1000 episodes; its `next` is the following page's `after`."""
+        """Return one page of the ledger, with at most 1000 episodes. Pass its `next` as `after` to get the following page."""
         params = {**_query(wanted), **_given({"after": after, "limit": limit})}
         return read(LedgerPage, await self._wire.request("GET", f"{API}/ledger", params=params))
 
     async def entry(self, episode_id: str, patience: Patience | None = None) -> LedgerEntry:
-        """The ledger's entry of one episode, with the cause if it was lost."""
+        """Return the ledger entry of one episode. If the episode was lost, the entry includes the cause."""
         raw = await self._wire.request("GET", f"{API}/episodes/{episode_id}", patience=patience)
         return read(LedgerEntry, raw)
 
     async def summary(self, **wanted: Unpack[LedgerFields]) -> LedgerSummary:
-        """Totals over many episodes, by reason, cause, client and version."""
+        """Return totals over the episodes that match `wanted`, by reason, cause, client and version."""
         raw = await self._wire.request("GET", f"{API}/ledger/summary", params=_query(wanted))
         return read(LedgerSummary, raw)
 
     async def trace(self, episode_id: str, *, text: bool = False) -> EpisodeTrace:
-        """Every recorded call of an episode, token by token. text: with the text of each token."""
+        """Return every recorded call of an episode, token by token. If `text` is true, include the text of each token."""
         params: dict[str, str | int | float] = {"text": "true"} if text else {}
         raw = await self._wire.request("GET", f"{API}/episodes/{episode_id}/trace", params=params)
         return read(EpisodeTrace, raw)
@@ -244,7 +259,7 @@ class SwarmClient:
     async def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
     ) -> list[TaskProgress]:
-        """Number of ended episodes of each task. run_id None: the current run."""
+        """Return the number of ended episodes of each task. If `run_id` is None, use the current run."""
         params = _given({"run_id": run_id, "client_id": client_id, "mix": mix})
         raw = await self._wire.request("GET", f"{API}/tasks", params=params)
         return read(_Tasks, raw).root
@@ -252,9 +267,9 @@ class SwarmClient:
     # -- episodes, call by call -----------------------------------------------------------------------------------------
 
     async def claim(self, claim: EpisodeClaim, patience: Patience | None = None) -> EpisodeGrant:
-        """Claim an attempt at a task; waits until there is one.
+        """Claim an episode for an attempt at a task, and wait until the server grants it.
 
-        Raises: OverLimit (the run is over), NotFound (another run), EngineFailed, TryLater when patience ran out.
+        Raises: OverLimit if the run is over, NotFound if the server has another run, EngineFailed, TryLater if patience ran out.
         """
         if claim.idempotency_key is None:
             claim = claim.model_copy(update={"idempotency_key": self.ids.new("claim")})
@@ -262,53 +277,60 @@ class SwarmClient:
         return read(EpisodeGrant, raw)
 
     async def fence(self, run_id: str, client_id: str, reason: str, *, session: str | None = None) -> list[str]:
-        """Shut out every `run_tasks` of a client, in any process, except the one with this session (None: all of them).
+        """Shut out every `run_tasks` of a client, in any process, except the one with this `session` (None: all of them).
 
-        Aborts their open episodes with `reason`, as lost by the client, and returns the ids. Results and claims that they send
-        afterwards are refused (LeaseLost).
+        Aborts their open episodes with `reason`, blames the client for the loss, and returns the episode ids. If those processes
+        send results or claims afterwards, they get LeaseLost.
         """
         session = session or self.ids.new("session")
         request = SessionRequest(run_id=run_id, client_id=client_id, session=session, reason=sendable(reason))
         return read(SessionBegun, await self._post(f"{API}/sessions", request)).closed
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
-        """End an episode with a result. When this returns, it is stored durably. Raises: LeaseLost."""
+        """End an episode with a result. When this returns, the result is stored durably. Raises: LeaseLost."""
         require_finite_metadata(result.metadata)
         if result.idempotency_key is None:
             result = result.model_copy(update={"idempotency_key": f"end-{episode_id}"})
         return read(EpisodeReceipt, await self._post(f"{API}/episodes/{episode_id}:end", result))
 
     async def abort(self, episode_id: str, lease: str, reason: str, cause: Cause | None = None) -> LedgerEntry:
-        """Drop an episode; its slot is offered again. cause: who lost it; None means the rollout. Raises: LeaseLost.
+        """Drop an episode and offer its slot again. `cause` says who is to blame; None means the rollout.
 
-        The entry names the cause as the server sees it, which also knows its own failures.
+        The returned entry has the server's view of the cause, which may differ, because the server also knows about its own failures.
+        Raises: LeaseLost.
         """
         abort = EpisodeAbort(lease=lease, reason=sendable(reason), cause=cause)
         raw = await self._post(f"{API}/episodes/{episode_id}:abort", abort, patience=ABORT_PATIENCE)
         return read(LedgerEntry, raw)
 
     async def prepare(self, episode_id: str, preparation: EpisodePreparation) -> TeamReceipt:
-        """Bind an episode durably to the decision of its team. Raises: LeaseLost, Forbidden (the decider's address)."""
+        """Bind an episode durably to the decision of its team.
+
+        Raises: LeaseLost, Forbidden if the server does not accept the decider's address.
+        """
         return read(TeamReceipt, await self._post(f"{API}/episodes/{episode_id}:prepare", preparation))
 
     async def commit(self, episode_id: str, lease: str, patience: Patience | None = None) -> TeamReceipt:
-        """On the decider: commit the team. Elsewhere: report that it is committed. Raises: LeaseLost if it was aborted."""
+        """Commit the team on the decider, or tell another member's server that the team is committed.
+
+        Raises: LeaseLost if the team was aborted.
+        """
         path = f"{API}/episodes/{episode_id}:commit"
         return read(TeamReceipt, await self._post(path, EpisodeCommit(lease=lease), patience=patience))
 
     async def resolve(self, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
-        """Decide a prepared episode whose decider is gone for good. Needs the admin token."""
+        """Settle a prepared episode whose decider is gone for good. Needs the admin token."""
         return read(TeamReceipt, await self._post(f"{API}/episodes/{episode_id}:resolve", resolution))
 
     async def renew(self, episode_id: str, lease: str) -> float:
-        """Extend a lease by its idle limit; returns the Unix time at which it now ends. Raises: LeaseLost."""
+        """Extend a lease by its idle limit. Returns the Unix time at which it now expires. Raises: LeaseLost."""
         raw = await self._post(f"{API}/episodes/{episode_id}:renew", EpisodeRenewal(lease=lease))
         return read(_Renewed, raw).expires_at
 
     # -- episodes, whole ----------------------------------------------------------------------------------------------
 
     async def current_run_id(self) -> str:
-        """The id of the newest run on this server, which may be over. Raises: NotFound if there was none yet."""
+        """Return the id of the newest run on this server, which may be over. Raises: NotFound if no run was ever started."""
         status = await self.status()
         if status.latest_run_id is None:
             raise NotFound(ErrorCode.NOT_FOUND, f"{self.url} has had no run yet; start one with `swarm run start`")
@@ -317,10 +339,10 @@ class SwarmClient:
     def episode(
         self, *, task_id: str, idempotency_key: str | None = None, **options: Unpack[EpisodeOptions]
     ) -> Episode:
-        """An episode as an async context manager. run_id None: the current run, looked up on entry.
+        """Return an episode, which is an async context manager. If `run_id` is None, it looks up the current run on entry.
 
-        Inside the block: `base_url`, `api_key`, `end(reward=...)`. An exception aborts the episode with its message.
-        Raises: InvalidSpec for a misspelt keyword or a value that does not fit.
+        Inside the block, use `base_url`, `api_key` and `end(reward=...)`. An exception aborts the episode with its message.
+        Raises: InvalidSpec for a misspelt keyword or an invalid value.
         """
         _require_known(options, EpisodeOptions)
         sampling = options.pop("sampling", None)
@@ -337,13 +359,14 @@ class SwarmClient:
         return Episode(self, EpisodeClaim(**fields), clock=self.clock, sampling=sampling)
 
     async def run_tasks(self, tasks: TaskStream, rollout: Rollout, **options: Unpack[RolloutOptions]) -> RolloutReport:
-        """Run `rollout` on every task, many at a time, until the stream or the run ends.
+        """Run `rollout` on every task, many concurrently, until the task stream or the run ends.
 
-        Continues where this client_id stopped, and shuts out its earlier processes (see `fence`). Attempts lost by rollout, grader or
-        a limit are retried `retries` times, across restarts of the client; then the task is skipped. A task is also skipped after this
-        client died three times while playing it. Attempts lost by server, network or a person are retried without limit. Without its
-        own `patience`, the client waits as long as the server says later, and two minutes for room on the server's disk.
-        Raises: RolloutsFailing when task after task fails; Refusal, ServerUnreachable.
+        Continues where this client_id stopped, and shuts out its earlier processes (see `fence`). If an attempt fails because of the
+        rollout, the grader or a limit, it is retried `retries` times, counted across restarts of the client; then the task is skipped.
+        A task is also skipped after this client died three times while playing it. If the server, the network or a person is to blame,
+        attempts are retried without limit. Unless the client has its own `patience`, it retries for as long as the server says to try
+        later, and waits two minutes for space on the server's disk.
+        Raises: RolloutsFailing if many tasks in a row fail; Refusal, ServerUnreachable.
         """
         _require_known(options, RolloutOptions)
         run_id = options.get("run_id") or await self.current_run_id()
@@ -355,7 +378,10 @@ class SwarmClient:
         return await rollouts.work(tasks)
 
     def _enduring(self) -> SwarmClient:
-        """This client over the same connections, with the patience of `run_tasks` unless it has its own."""
+        """Return a copy of this client, over the same connections, with the patience of `run_tasks`.
+
+        If the client has its own patience, return the client itself.
+        """
         if self._has_own_patience:
             return self
         other = copy.copy(self)
@@ -374,12 +400,12 @@ def _given(params: dict[str, Any]) -> dict[str, str | int | float]:
 
 
 def _query(wanted: LedgerFields) -> dict[str, str | int | float]:
-    """The filter as query parameters. Raises: InvalidSpec for a field that is misspelt or cannot be searched for."""
+    """Return a ledger filter as query parameters. Raises: InvalidSpec for a misspelt field or one that cannot be filtered on."""
     return _given(LedgerFilter(**wanted).model_dump(mode="json"))
 
 
 def _require_known(options: Iterable[str], known: type[EpisodeOptions]) -> None:
-    """Raises: InvalidSpec for a misspelt keyword, with the nearest one."""
+    """Raise InvalidSpec for a misspelt keyword, and suggest the nearest known one."""
     names = known.__annotations__
     faults = [
         FieldError(field=name, problem="unknown keyword", nearest=nearest(name, names))

@@ -1,4 +1,4 @@
-"""One episode as its client holds it: where the agent finds its model, and how it ends."""
+"""One episode from the client's side: where the agent finds its model, and how the episode ends."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from swarm.protocol.teams import EpisodePreparation, TeamReceipt
 
 RENEWALS_PER_IDLE_LIMIT = 3
 LATE_S = 0.5
-"""How long after a lease's end the client asks whether it has run out, in seconds."""
+"""How long after a lease's expiry the client checks whether it has really expired, in seconds."""
 REASON_CHARS = 8_000
 GIVE_BACK_S = 2.0
-"""How long a stopping client waits for the answer to a request that it has sent, in seconds."""
+"""How long a client that is stopping waits for the response to a request it has already sent, in seconds."""
 
 Answer = TypeVar("Answer")
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class EpisodeServer(Protocol):
-    """The client's methods that an episode needs."""
+    """The methods of a client that an episode needs."""
 
     @property
     def url(self) -> str: ...
@@ -59,7 +59,7 @@ class EpisodeServer(Protocol):
 
 
 class Ending:
-    """The result of `Episode.end`. Await it to store the result now; else it is sent when the block is left."""
+    """What `Episode.end` returns. Await it to store the result now; otherwise the result is sent when the block exits."""
 
     def __init__(self, episode: Episode) -> None:
         self._episode = episode
@@ -69,9 +69,9 @@ class Ending:
 
 
 class Episode:
-    """An async context manager: claims on entry; on exit sends the result of `end`, or aborts with the reason.
+    """An async context manager that claims an episode on entry. On exit it sends the result given to `end`, or aborts with the reason.
 
-    sampling: request parameters that every call of this episode should carry (an evaluation's temperature).
+    `sampling` holds request parameters that every call of this episode should use, such as an evaluation's temperature.
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class Episode:
         self.sampling: Mapping[str, Any] = dict(sampling or {})
         self.receipt: EpisodeReceipt | None = None
         self.lost = asyncio.Event()
-        """Set when the server says that the lease is gone: the episode no longer counts."""
+        """Set when the server reports that the lease is lost; the episode then no longer counts."""
         self.on_lost: Callable[[], object] | None = None
-        """Called once when a renewal finds the lease gone."""
+        """Called once when a renewal finds that the lease is lost."""
         self.in_team = False
-        """Set by its team, if it has one: then only the team prepares, commits or aborts it."""
+        """True if the episode belongs to a team; then only the team prepares, commits or aborts it."""
         self.cause: Cause | None = None
-        """Who lost it: stated or guessed here, until the server's ledger names the cause."""
+        """Who is to blame for losing the episode. This is the caller's claim or a guess until the server's ledger gives the cause."""
         self.settled = False
         """Whether `cause` comes from the ledger."""
         self.if_cancelled = Cause.PERSON
-        """Who lost it if its asyncio task is cancelled from outside."""
+        """Who is to blame if the episode's asyncio task is cancelled from outside."""
         self.server = server
         self._clock = clock
         self._grant: EpisodeGrant | None = None
@@ -117,7 +117,7 @@ class Episode:
 
     @property
     def base_url(self) -> str:
-        """For any OpenAI-compatible client."""
+        """The URL to give to any OpenAI-compatible client."""
         return self.grant.base_url
 
     @property
@@ -137,11 +137,19 @@ class Episode:
         despite: str | None = None,
         by_hand: bool = False,
     ) -> Ending:
-        """End the episode. The result is sent when the block is left, or at once when awaited; then `receipt` is set.
+        """End the episode. The result is sent when the block exits, or right away if you await the return value; then `receipt` is set.
 
-        An episode is not trained if one of its calls failed on the server's side (`receipt.dropped` is `tainted`). despite: how the
-        agent recovered; then it counts. An episode that never called the model does not count either (`no_calls`).
-        by_hand: a person answered in the model's place; then an evaluation counts without a call.
+        An episode is not trained on if one of its calls failed on the server (`receipt.dropped` is `tainted`) or if it never called the
+        model (`no_calls`).
+
+        Args:
+            reward: what training maximizes.
+            success: whether the task was solved.
+            metrics: other numbers to record.
+            agent_rewards: rewards by agent name, for an episode in which several agents call the model.
+            metadata: any JSON values to record.
+            despite: how the agent recovered from a call that failed on the server; the episode then counts nonetheless.
+            by_hand: a person answered in place of the model; an evaluation then counts even without a call.
         Raises: NoReward (a ValueError) if the reward is not a finite number, InvalidSpec if the metadata is not JSON.
         """
         self._result = self.result_of(
@@ -166,9 +174,9 @@ class Episode:
         despite: str | None = None,
         by_hand: bool = False,
     ) -> EpisodeResult:
-        """The checked result that `end` would send. Raises: what `end` raises."""
+        """Validate and return the result that `end` would send. Raises the same errors as `end`."""
         if self._result is not None or self._abort_reason is not None:
-            raise RuntimeError(f"episode {self.id} was ended already")
+            raise RuntimeError(f"episode {self.id} has already ended; call `end` or `abort` only once")
         try:
             result = EpisodeResult(
                 lease=self.grant.lease,
@@ -182,18 +190,18 @@ class Episode:
                 idempotency_key=f"end-{self.id}",
             )
         except InvalidSpec as error:
-            raise NoReward(f"episode {self.id} cannot end with this result: {error.detail}") from error
+            raise NoReward(f"invalid result for episode {self.id}: {error.detail}") from error
         require_finite_metadata(result.metadata)
         written(result)  # refuse here what cannot be sent
         return result
 
     def abort(self, reason: str, *, cause: Cause | None = None) -> None:
-        """Give the episode up when the block is left: its calls are dropped, its slot is offered again.
+        """Abort the episode when the block exits: its calls are dropped, and its slot is offered again.
 
-        cause: who lost it; None means the rollout. A result that was not sent yet is withdrawn.
+        `cause` says who is to blame; None means the rollout. Withdraws a result that has not been sent yet.
         """
         if self.receipt is not None:
-            raise RuntimeError(f"episode {self.id} was ended already; its result is stored")
+            raise RuntimeError(f"cannot abort episode {self.id}: it has ended and its result is stored")
         self._result = None
         self._abort_reason = redact(reason)[-REASON_CHARS:]
         self.cause = cause or Cause.ROLLOUT
@@ -210,15 +218,18 @@ class Episode:
 
     @property
     def result(self) -> EpisodeResult | None:
-        """The result given to `end`; None before."""
+        """The result given to `end`; None before `end` is called."""
         return self._result
 
     async def let_go(
         self, receipt: EpisodeReceipt | None = None, given_up: str | None = None, cause: Cause | None = None
     ) -> None:
-        """A team has decided the episode: stop renewing the lease, and send nothing when the block is left.
+        """Stop renewing the lease and send nothing when the block exits, because a team has settled the episode.
 
-        given_up: the reason, if the caller gave the team up. cause: who lost it, if it was lost.
+        Args:
+            receipt: the episode's receipt; None unless the team is known to be committed.
+            given_up: the reason, if the caller aborted the team.
+            cause: who is to blame, if the episode was lost.
         """
         self.in_team = True
         if given_up is not None and self.receipt is None:
@@ -232,7 +243,7 @@ class Episode:
 
     @property
     def reward(self) -> float | None:
-        """The reward given to `end`; None before."""
+        """The reward given to `end`; None before `end` is called."""
         return None if self._result is None else self._result.reward
 
     # -- the block ----------------------------------------------------------------------------------------------------
@@ -245,7 +256,7 @@ class Episode:
         return self
 
     async def _claimed(self) -> None:
-        """Claim. If the caller is cancelled meanwhile, give back the granted episode."""
+        """Claim the episode. If the caller is cancelled meanwhile, give back what the server granted."""
         try:
             self._grant = await self.server.claim(self.claim)
         except asyncio.CancelledError:
@@ -253,11 +264,14 @@ class Episode:
             raise
 
     async def _take_back(self) -> None:
-        """Abort the episode of an unanswered claim: repeat the claim without waiting, which returns the same grant if there is one."""
+        """Abort the episode that an unanswered claim may have been granted.
+
+        Repeats the claim without waiting, which returns the same grant if there was one.
+        """
         again = self.claim.model_copy(update={"wait_s": 0.0})
         asked = asyncio.ensure_future(self.server.claim(again, Patience(connect_s=0.0, later_s=0.0)))
         if not await within(self._clock, GIVE_BACK_S, asked):
-            return  # nobody answers; the lease, if there is one, runs out by itself
+            return  # the server does not answer; if there is a lease, it will run out
         try:
             self._grant = asked.result()
         except SwarmError:
@@ -288,11 +302,11 @@ class Episode:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The urls that the episode's agent and client send requests to."""
+        """The URLs that the episode's agent and client send requests to."""
         return self.base_url, self.server.url
 
     def blame(self, error: BaseException) -> Cause:
-        """Who lost the episode, assuming that this error ended it."""
+        """Return who is to blame for the loss of the episode, assuming that `error` ended it."""
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             return self.if_cancelled if task is not None and task.cancelling() else Cause.ROLLOUT
@@ -300,15 +314,17 @@ class Episode:
 
     async def _send(self) -> EpisodeReceipt:
         if self._result is None:
-            raise RuntimeError("there is no result to send")
+            raise RuntimeError("there is no result to send: the episode was aborted after `end`")
         if self.in_team:
-            raise RuntimeError(f"episode {self.id} ends with its team: leave the team's block, do not await its end")
+            raise RuntimeError(
+                f"episode {self.id} ends with its team: leave the team's block instead of awaiting `end`"
+            )
         if self.receipt is None:
             return await await_answer(self._handed_in(self._result), self._clock)
         return self.receipt
 
     async def _send_or_abort(self) -> None:
-        """Send the result; if the server refuses it for good, give the slot back right away."""
+        """Send the result. If the server rejects it as invalid, abort the episode right away so that its slot is offered again."""
         try:
             await self._send()
         except InvalidSpec as error:
@@ -317,7 +333,7 @@ class Episode:
             raise
 
     async def find_cause(self) -> Cause | None:
-        """Who lost the episode, according to the server's ledger, or this client's guess while the ledger does not say.
+        """Return who is to blame for the loss of the episode: the cause in the server's ledger, or this client's guess if it has none.
 
         Raises: Refusal, ServerUnreachable.
         """
@@ -331,8 +347,7 @@ class Episode:
         return self.receipt
 
     async def _abort_quietly(self) -> None:
-        """Abort. If the abort cannot be delivered, only log that, so that it does not hide the original error; the lease runs
-        out anyway."""
+        """Abort the episode. Only log a failure to do so: it must not hide the original error, and the lease runs out anyway."""
         try:
             abort = self.server.abort(self.id, self.grant.lease, self._abort_reason or "", self.cause)
             entry = await await_answer(abort, self._clock)
@@ -345,7 +360,7 @@ class Episode:
     async def _renew_while_alive(self) -> None:
         usual_s, ends_at = self.claim.idle_limit_s / RENEWALS_PER_IDLE_LIMIT, self.grant.expires_at
         while True:
-            # Just after `max_episode_s` if that comes first, because a rollout that keeps playing holds up the next attempt.
+            # Check just after `max_episode_s` if that comes first: a rollout that keeps playing delays the next attempt.
             left_s = ends_at - self._clock.now() + LATE_S
             await self._clock.sleep(min(usual_s, left_s) if left_s >= LATE_S else usual_s)
             try:
@@ -369,7 +384,7 @@ class Episode:
 
 
 async def await_answer(request: Coroutine[Any, Any, Answer], clock: Clock) -> Answer:
-    """The answer to a request. If the caller is cancelled, the request has GIVE_BACK_S to complete before it is cancelled too."""
+    """Await a request and return its result. If the caller is cancelled, give the request GIVE_BACK_S to finish, then cancel it too."""
     sent = asyncio.create_task(request)
     try:
         return await asyncio.shield(sent)

@@ -1,27 +1,27 @@
 """The errors that a client raises.
 
 SwarmError
-├── ServerUnreachable            nothing answers at the url until patience runs out
-├── NotASwarmServer              something answers, but not with this protocol
+├── ServerUnreachable            nothing answered at the URL before patience ran out
+├── NotASwarmServer              something answered, but not in this protocol
 ├── EpisodeUnfinished            an episode's block ended without a reward
-├── GraderFailed                 the grader failed or gave no number; the agent is not to blame
-│   └── NoReward                 no episode can end with this result
+├── GraderFailed                 the grader failed or returned no number; the agent is not to blame
+│   └── NoReward                 the result of an episode is invalid
 ├── AgentFailed                  a black-box agent ended with an error
-│   └── AgentTooSlow             it ran longer than it may
+│   └── AgentTooSlow             the agent exceeded its time limit
 ├── TeamAborted                  the team was aborted on every server
-├── TeamUndecided                the decider cannot be reached; the servers settle it themselves
-├── RolloutsFailing              rollouts keep crashing; the text has the last traceback
+├── TeamUndecided                the decider cannot be reached; the servers settle the team among themselves
+├── RolloutsFailing              rollouts keep crashing; the message quotes the last error
 ├── WorkflowFault                a workflow file or function cannot be used
 └── Refusal(code, detail, fields)
-    ├── TryLater(retry_after_s)  retried until patience ran out
+    ├── TryLater(retry_after_s)  the client retried until patience ran out
     │   ├── NotRolling · Draining · MixFull
     ├── OverLimit                the run is over
-    │   └── TeamOver             the run of a team's member is over: the team cannot go on
+    │   └── TeamOver             the run of a team member is over, so the team cannot go on
     ├── LeaseLost · ServerBusy · EngineFailed · StorageFull · ServerFault
     ├── Unauthorized · Forbidden · NotFound · InvalidSpec
     └── IdempotencyConflict · ConfigConflict
 
-`cause` says who lost an attempt that ended with the error; None if the error does not tell.
+An error's `cause` says who is to blame for an attempt that ended with it; None if the error does not tell.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from swarm.protocol.errors import InvalidSpec as InvalidSpec
 
 
 class ServerUnreachable(SwarmError):
-    """Nothing answers at the url."""
+    """Nothing answers at the URL."""
 
     cause = Cause.NETWORK
 
@@ -44,23 +44,23 @@ class ServerUnreachable(SwarmError):
 
 
 class NotASwarmServer(SwarmError):
-    """The answer does not belong to this protocol."""
+    """The response does not follow this protocol."""
 
     cause = Cause.NETWORK
 
 
 class EpisodeUnfinished(SwarmError):
-    """The block of an episode ended without `end` or `abort`; the episode was aborted."""
+    """The block of an episode exited without `end` or `abort`, so the episode was aborted."""
 
 
 class GraderFailed(SwarmError):
-    """The grader raised an exception, gave no number or timed out. A rollout raises it, or lets `grading()` do so."""
+    """The grader raised an exception, returned no number or timed out. Raise it from a rollout, or let `grading()` do so."""
 
     cause = Cause.GRADER
 
 
 class NoReward(GraderFailed, ValueError):
-    """The result is not valid: for example, its reward is not a finite number."""
+    """The result is invalid; for example, its reward is not a finite number."""
 
 
 class AgentFailed(SwarmError):
@@ -70,7 +70,7 @@ class AgentFailed(SwarmError):
 
 
 class AgentTooSlow(AgentFailed):
-    """A black-box agent ran longer than it may."""
+    """A black-box agent exceeded its time limit."""
 
     cause = Cause.LIMIT
 
@@ -84,15 +84,15 @@ class TeamUndecided(SwarmError):
 
 
 class RolloutsFailing(SwarmError):
-    """Too many rollouts crashed in a row: the rollout itself must be broken."""
+    """Too many rollouts in a row crashed, so the rollout function itself must be broken."""
 
 
 class WorkflowFault(SwarmError):
-    """A workflow cannot be loaded, or lacks `tasks` or `rollout`."""
+    """A workflow or program cannot be used; for example, the workflow lacks `tasks` or `rollout`."""
 
 
 class TryLater(Refusal):
-    """The server cannot do it now, but will be able to."""
+    """The server cannot handle the request now, but will be able to later."""
 
     cause = Cause.SERVER
 
@@ -107,7 +107,7 @@ class NotRolling(TryLater):
 
 
 class Draining(TryLater):
-    """No new train groups for now."""
+    """The server starts no new training groups for now."""
 
 
 class MixFull(TryLater):
@@ -119,17 +119,17 @@ class LeaseLost(Refusal):
 
 
 class OverLimit(Refusal):
-    """The run has reached its limit, or the request is over one."""
+    """The run has reached its limit, or the request exceeds one."""
 
     cause = Cause.SERVER
 
 
 class TeamOver(OverLimit):
-    """The run of a member is over: no further team with it is possible. `run_tasks` stops."""
+    """The run of a team member is over, so it can join no more teams. `run_tasks` stops."""
 
 
 class ServerBusy(Refusal):
-    """Another run holds the server."""
+    """The server is busy with another run."""
 
 
 class EngineFailed(Refusal):
@@ -145,7 +145,7 @@ class StorageFull(Refusal):
 
 
 class ServerFault(Refusal):
-    """The server failed on this request alone; look at its log."""
+    """The server failed on this request only; look at its log."""
 
     cause = Cause.SERVER
 
@@ -159,15 +159,15 @@ class Forbidden(Refusal):
 
 
 class NotFound(Refusal):
-    """There is no such run or episode on this server."""
+    """This server has no such run or episode."""
 
 
 class IdempotencyConflict(Refusal):
-    """The same key was used with another body."""
+    """The same idempotency key was used with a different request body."""
 
 
 class ConfigConflict(Refusal):
-    """The config was changed by someone else meanwhile."""
+    """Someone else changed the config in the meantime."""
 
 
 _BY_CODE: dict[ErrorCode, type[Refusal]] = {
@@ -190,5 +190,5 @@ _BY_CODE: dict[ErrorCode, type[Refusal]] = {
 
 
 def refusal(code: ErrorCode | str, detail: str, fields: dict[str, Any]) -> Refusal:
-    """The refusal of this code as its own type; a plain `Refusal` if this version does not know the code."""
+    """Return the error class for this code, or a plain `Refusal` if this version does not know the code."""
     return _BY_CODE.get(code, Refusal)(code, detail, **fields)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""An episode's private model address on this machine: forwards the inference surface and nothing else.
+"""An episode's private model address on this machine. It forwards the inference API and nothing else.
 
-An agent that gets this address instead of the server's can call the model with its episode's key. It can reach no control
-route, whatever the server would allow, and nothing at all once the relay is closed.
+An agent that gets this address instead of the server's can call the model with its episode's key. It cannot reach any control
+route, even if the server would allow it, and can reach nothing once the relay is closed.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _HOP = frozenset(
         "x-forwarded-proto",
     ]
 )
-"""Headers of a connection, and those that identify or authorise the caller. They are not forwarded."""
+"""Headers that are not forwarded: those about the connection, and those that identify or authorize the caller."""
 _TIMEOUT = httpx.Timeout(None, connect=5.0)
 _SAMPLING = frozenset({"temperature", "top_p", "top_k", "seed"})
-"""Fields that have the same name in every dialect."""
+"""Request fields that have the same name in every API dialect."""
 _SAMPLED = ("/chat/completions", "/completions", "/responses", "/messages")
 
 
@@ -62,11 +62,11 @@ class _Refused(Exception):
 
 
 class InferenceRelay:
-    """The relay of one episode. Use as an async context manager. `base_url` is its address while it is open.
+    """The relay of one episode. Use as an async context manager; `base_url` is its address while it is open.
 
-    sampling: fields that override the agent's in every call, such as an evaluation's temperature.
-    failures: errors between the relay and the server, oldest first.
-    Raises: ValueError for a field of `sampling` that the dialects do not share.
+    `sampling` holds fields that override the agent's in every call, such as an evaluation's temperature. The attribute `failures`
+    lists errors between the relay and the server, oldest first.
+    Raises: ValueError for a field of `sampling` that the API dialects do not share.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class InferenceRelay:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if unknown := sorted(set(sampling or ()) - _SAMPLING):
-            raise ValueError(f"an agent's calls can be given {', '.join(sorted(_SAMPLING))}, not {', '.join(unknown)}")
+            raise ValueError(f"sampling can set {', '.join(sorted(_SAMPLING))}, not {', '.join(unknown)}")
         self._sampling = dict(sampling or {})
         self._upstream = base_url.rstrip("/").removesuffix("/v1")
         self._key = api_key
@@ -117,13 +117,13 @@ class InferenceRelay:
         await self._http.aclose()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, which carries one request."""
+        """Serve one connection, which carries one request."""
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
         try:
             await self._answer(_Connection(reader, writer))
-        except (ConnectionError, asyncio.CancelledError):  # the agent hung up, or the relay closes
+        except (ConnectionError, asyncio.CancelledError):  # the agent hung up, or the relay is closing
             writer.transport.abort()
         finally:
             self._open.discard(task)
@@ -152,11 +152,11 @@ class InferenceRelay:
             await asyncio.gather(forwarding, leaving, return_exceptions=True)
 
     def _admit(self, request: h11.Request) -> None:
-        """Check a request. Raises: _Refused for paths outside the inference surface, or without the episode's key."""
+        """Raise _Refused if a request's path is outside the inference API or the request lacks the episode's key."""
         path = _unquoted(request.target.decode("latin-1").partition("?")[0])
         if not path.startswith("/v1/") or not {".", ".."}.isdisjoint(path.replace("\\", "/").split("/")):
             raise _Refused(
-                403, "forbidden", f"an episode's api key only calls the model, at /v1/..., not {path[:200]!r}"
+                403, "forbidden", f"an episode's api key can only call the model, at /v1/..., not {path[:200]!r}"
             )
         headers = dict(request.headers)
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
@@ -165,7 +165,7 @@ class InferenceRelay:
             raise _Refused(401, "unauthorized", "use the episode's api key, from OPENAI_API_KEY or ANTHROPIC_API_KEY")
 
     def _sampled(self, request: h11.Request, body: bytes) -> bytes:
-        """The body with our sampling fields, if the request samples."""
+        """Return the body, with our sampling fields added if the request samples from the model."""
         path = _unquoted(request.target.decode("latin-1").partition("?")[0])
         if not self._sampling or not path.endswith(_SAMPLED):
             return body
@@ -192,7 +192,7 @@ class InferenceRelay:
                 await connection.send(h11.EndOfMessage())
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             # The agent's request is invalid.
-            await connection.refuse(_Refused(400, "bad_request", f"this request cannot be passed on: {error}"))
+            await connection.refuse(_Refused(400, "bad_request", f"this request cannot be forwarded: {error}"))
         except httpx.TransportError as error:
             words = f"{type(error).__name__}: {error}".rstrip(": ")
             self.failures.append(words)
@@ -200,7 +200,7 @@ class InferenceRelay:
 
 
 class _Connection:
-    """One connection, which carries one request. Raises: h11.RemoteProtocolError for what is not HTTP."""
+    """One connection, which carries one request. Its methods raise h11.RemoteProtocolError if the other side does not speak HTTP."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -211,12 +211,12 @@ class _Connection:
     async def head(self) -> h11.Request:
         event = await self._event()
         if not isinstance(event, h11.Request):
-            raise ConnectionResetError("whoever connected asked for nothing")
+            raise ConnectionResetError("the connection was closed without a request")
         self._method = event.method
         return event
 
     async def body(self) -> bytes:
-        """The request's body. Raises: _Refused if it is too large."""
+        """Read and return the request's body. Raises: _Refused if it is too large."""
         if self._http.they_are_waiting_for_100_continue:
             await self.send(h11.InformationalResponse(status_code=100, headers=[]))
         parts, length = list[bytes](), 0
@@ -237,8 +237,10 @@ class _Connection:
         await self._writer.drain()
 
     async def refuse(self, refused: _Refused) -> None:
-        """Answer with an error in OpenAI's format, which Anthropic's SDK shows too. An answer that has begun is cut off, so
-        that it looks incomplete."""
+        """Respond with an error in OpenAI's format, which Anthropic's SDK also displays.
+
+        If a response has already begun, cut it off so that it looks incomplete.
+        """
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._writer.transport.abort()
             return
@@ -251,19 +253,20 @@ class _Connection:
             await self.send(h11.Data(data=body))
 
     async def gone(self) -> None:
-        """Return when the other end has hung up. Data after its request is not read as another request."""
+        """Wait until the other side hangs up. Ignores anything it sends after its request."""
         with suppress(ConnectionError):
             while await self._reader.read(_READ_BYTES):
                 continue
 
 
 def _response(status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> h11.Response:
-    """The head of an answer. Without a length, h11 sends the body in chunks if the client's HTTP version allows it."""
+    """Return the head of a response. If it has no content length, h11 sends the body in chunks, provided the client's HTTP version
+    allows it."""
     return h11.Response(status_code=status, reason=reason, headers=[*headers, (b"connection", b"close")])
 
 
 def _unquoted(path: str) -> str:
-    """The path, unquoted until nothing changes, as the last of any number of proxies would read it."""
+    """Unquote a path repeatedly until it no longer changes, because each proxy on the way may unquote it once."""
     while (plainer := unquote(path)) != path:
         path = plainer
     return path

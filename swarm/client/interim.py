@@ -1,7 +1,7 @@
 """Interim evaluations: a few held-out tasks every few steps, while training waits.
 
-They show a trial's progress and decide nothing. Their episodes belong to a separate client, so that nothing that counts the
-trial's episodes sees them: they do not affect results, losses or retries of the evaluations before and after training.
+They show a trial's progress and decide nothing. Their episodes belong to a separate client, so they are not counted among the
+trial's episodes and do not affect the results, losses or retries of the evaluations before and after training.
 """
 
 from __future__ import annotations
@@ -19,33 +19,37 @@ _log = logging.getLogger(__name__)
 
 _SUFFIX = ":interim"
 Play = Callable[[Sequence[Task]], Awaitable[RolloutReport]]
-"""Play held-out tasks once each, as the interim client. Raises: RolloutsFailing."""
+"""Plays each of the given held-out tasks once, as the interim client. Raises: RolloutsFailing."""
 Say = Callable[[int, RolloutReport], None]
-"""Called with the step of an ended evaluation and the report of its episodes."""
+"""Called after each evaluation with its step and a report on its episodes."""
 
 
 def interim_id(client_id: str) -> str:
-    """The client_id of a trial's interim episodes, derived from its normal client_id."""
+    """Return the client_id for a trial's interim episodes, derived from its normal client_id."""
     return f"{client_id}{_SUFFIX}"
 
 
 def is_interim(client_id: str) -> bool:
-    """Whether a client plays only interim evaluations."""
+    """True if a client plays only interim evaluations."""
     return client_id.endswith(_SUFFIX)
 
 
 def spread(tasks: Sequence[Task], most: int) -> list[Task]:
-    """At most `most` of the tasks, evenly spaced, because many task sets begin with the easy ones."""
+    """Return at most `most` of the tasks, evenly spaced, because many task sets begin with the easy ones."""
     if len(tasks) <= most:
         return list(tasks)
     return [tasks[place * len(tasks) // most] for place in range(most)]
 
 
 class InterimEvaluations:
-    """Runs evaluations between training tasks. tasks: the tasks of each interim evaluation.
+    """Runs evaluations between training tasks.
 
-    every: an evaluation is due every `every` steps, first at step `every`; one that was missed is not made up.
-    last: the step at which training ends, and after which the final evaluation follows; None if no number of steps ends it.
+    Args:
+        tasks: the held-out tasks of each interim evaluation.
+        play: plays the tasks.
+        say: receives the report of each evaluation.
+        every: number of steps between evaluations; the first is due at step `every`. A missed evaluation is not made up.
+        last: the step at which training ends and the final evaluation takes over; None if training has no step limit.
     """
 
     def __init__(
@@ -67,11 +71,13 @@ class InterimEvaluations:
         self._every = every
         self._last = last
         self._over = 0
-        """Number of evaluations that are over, including those that another process played or that were missed."""
+        """Number of evaluations that are over, including missed ones and those that another process played."""
 
     async def between(self, stream: TaskStream) -> AsyncIterator[Task]:
-        """The stream of training tasks, paused for evaluations that are due. Meanwhile no further step runs, unless the run already has
-        enough episodes for one."""
+        """Yield the training tasks, pausing the stream while an evaluation is due.
+
+        During the pause no training step runs, unless the run already has enough episodes for one.
+        """
         async for task in each(stream):
             await self._evaluate_if_due()
             yield task
@@ -90,12 +96,12 @@ class InterimEvaluations:
             report = await self._play(self._tasks)
         except RolloutsFailing as error:
             # Interim evaluations decide nothing; if training fails too, it will report that.
-            _log.warning("the evaluation at step %d is left out: %s", status.step, error)
+            _log.warning("skipping the evaluation at step %d: %s", status.step, error)
         else:
             self._say(status.step, report)
 
     async def _was_played(self, due: int) -> bool:
-        """Whether an earlier process completed this evaluation, all at one step."""
+        """True if an earlier process completed this evaluation, with all its episodes at one step."""
         ended = Counter[int]()
         for progress in await self._swarm.tasks(run_id=self._run_id, client_id=self._swarm.client_id):
             if progress.kind == "eval" and progress.step is not None and progress.step // self._every == due:

@@ -1,7 +1,7 @@
-"""Decides who lost an attempt, from the error that ended it, and how often its task may still be tried.
+"""Decides who is to blame for a lost attempt, from the error that ended it, and how often its task may still be retried.
 
-The server's ledger has the last word on both. Errors of HTTP libraries are recognised by their attributes, so that none of
-them has to be installed.
+The server's ledger has the final say on both. Errors of HTTP libraries are recognized by their attributes, so none of these
+libraries has to be installed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from swarm.protocol.episodes import COUNTED, Cause, EpisodeState, LedgerEntry
 from swarm.protocol.errors import SwarmError
 
 CHARGED = COUNTED - {Cause.CLIENT}
-"""Causes that use up a task's tries. `CLIENT` does so after `MOST_DEATHS`; losses by other causes are retried without limit."""
+"""Causes that use up a task's retries. `CLIENT` has its own limit, `MOST_DEATHS`; all other losses are retried without limit."""
 MOST_DEATHS = 3
-"""How often a client may die while it plays one task before the task is skipped."""
+"""Number of times a client may die while playing one task before the task is skipped."""
 _OURS = frozenset({Cause.SERVER, Cause.NETWORK})
 _MISUSE = (httpx.LocalProtocolError, httpx.UnsupportedProtocol)
 _PORTS = {"http": 80, "https": 443}
@@ -32,9 +32,9 @@ _Place = tuple[str, int]
 
 @contextmanager
 def grading() -> Iterator[None]:
-    """Put this around the scoring in a rollout: errors inside count as the grader's, not the agent's.
+    """Wrap the scoring in a rollout, so that errors inside are blamed on the grader and not on the agent.
 
-    Raises: GraderFailed for any Exception of the block.
+    Raises: GraderFailed if the block raises any Exception.
     """
     try:
         yield
@@ -45,11 +45,11 @@ def grading() -> Iterator[None]:
 
 
 def cause_of(error: BaseException, addresses: Collection[str]) -> Cause:
-    """Who lost an attempt that ended with this error. addresses: urls of its servers and of its models.
+    """Return who is to blame for an attempt that ended with `error`. `addresses` are the URLs of the attempt's servers and models.
 
-    If a request to one of them could not be delivered, the network lost the attempt; if it was answered 5xx, the server did.
-    Such an error may be anywhere in the chain of causes or in a group, because agents wrap their libraries' errors. An agent
-    that gave up waiting for an answer hit its own limit. Otherwise the rollout lost the attempt.
+    If a request to one of them could not be delivered, blame the network; if the response was 5xx, blame the server. Agents wrap
+    their libraries' errors, so look for such an error in the whole chain of causes and in exception groups. If the agent gave up
+    waiting for a response, it hit its own time limit. Otherwise blame the rollout.
     """
     if isinstance(error, KeyboardInterrupt):
         return Cause.PERSON
@@ -63,7 +63,7 @@ def cause_of(error: BaseException, addresses: Collection[str]) -> Cause:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, its causes and contexts, and the members of exception groups; each once."""
+    """Yield the error, its causes and contexts, and the members of exception groups, each once."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -78,7 +78,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _of_request(error: BaseException, ours: Mapping[_Place | None, str]) -> Cause | None:
-    """Who lost the request that raised this error. None if the request is not one of ours, or got a status below 500."""
+    """Return who is to blame for a failed request, from the error it raised.
+
+    None if the request did not go to one of our addresses, or got a status below 500.
+    """
     if isinstance(error, _MISUSE) or (
         isinstance(error, httpx.RequestError) and not isinstance(error, httpx.TransportError)
     ):
@@ -93,8 +96,10 @@ def _of_request(error: BaseException, ours: Mapping[_Place | None, str]) -> Caus
 
 
 def _asked(error: BaseException) -> tuple[str, _Place | None]:
-    """Scheme, if it is known, and place of the failed request. Reads `request.url` (httpx, openai, anthropic, requests) and the
-    attributes of aiohttp's and urllib's errors."""
+    """Return the scheme (empty if unknown) and the place that the failed request was sent to.
+
+    Reads `request.url` of errors from httpx, openai, anthropic and requests, and the attributes of errors from aiohttp and urllib.
+    """
     try:
         request = getattr(error, "request", None) or getattr(error, "request_info", None)
     except RuntimeError:  # httpx: no request was ever made
@@ -107,7 +112,7 @@ def _asked(error: BaseException) -> tuple[str, _Place | None]:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status of the answer; None if there was none."""
+    """Return the HTTP status of the response that an error carries, or None."""
     response = getattr(error, "response", None)
     found = (getattr(response, "status_code", None), *(getattr(error, name, None) for name in _STATUSES))
     return next((status for status in found if isinstance(status, int)), None)
@@ -115,12 +120,12 @@ def _status(error: BaseException) -> int | None:
 
 _STATUSES = ("status_code", "status", "code")
 _AGENTS_LIMITS = ("ReadTimeout", "SocketTimeoutError", "ReadTimeoutError", "PoolTimeout")
-"""Errors of httpx, httpcore and requests, of aiohttp, and of urllib3 that mean: the agent was connected but its timeout expired, or all
-connections of its own pool were in use."""
+"""Errors of httpx, httpcore, requests, aiohttp and urllib3 that mean that the agent was connected but its own timeout expired, or that
+all connections of its own pool were in use."""
 
 
 def _address(url: str) -> tuple[str, _Place | None]:
-    """Scheme and place."""
+    """Return the scheme and the place of a URL."""
     try:
         parts = urlsplit(url)
         port = parts.port or _PORTS.get(parts.scheme)
@@ -130,11 +135,11 @@ def _address(url: str) -> tuple[str, _Place | None]:
 
 
 def _place(host: str, port: int) -> _Place:
-    """The place of a host and port; all names of this machine count as the same host."""
+    """Return the place for a host and port. All names of this machine count as the same host."""
     return ("localhost" if is_loopback(host) else host.lower(), port)
 
 
-# -- how often a task may still be tried ---------------------------------------------------------------------------------
+# -- how often a task may still be retried -------------------------------------------------------------------------------
 
 LONGEST_PAUSE_S = 10.0
 _FIRST_PAUSE_S = 0.1
@@ -142,12 +147,15 @@ _FIRST_PAUSE_S = 0.1
 
 @dataclass(slots=True)
 class Tries:
-    """Counts the lost attempts at one task since one of its episodes last ended."""
+    """Counts of lost attempts at one task since one of its episodes last ended.
+
+    `charged` attempts use up retries; `deaths` are attempts during which the client died.
+    """
 
     charged: int = 0
     deaths: int = 0
     free: int = 0
-    """Number of consecutive attempts lost by causes that are not charged."""
+    """Number of consecutive attempts lost to causes that use up no retries."""
 
     def lost(self, cause: Cause) -> None:
         if cause in CHARGED:
@@ -162,14 +170,14 @@ class Tries:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait before the next attempt; it grows while causes that are not charged keep losing it."""
+        """How long to wait before the next attempt, in seconds. Grows with each consecutive loss that uses up no retries."""
         return 0.0 if self.free < 2 else min(_FIRST_PAUSE_S * 2.0 ** min(self.free - 2, 32), LONGEST_PAUSE_S)
 
 
 def tries_of(entries: Iterable[LedgerEntry]) -> Tries:
-    """The tries of one task that a client's earlier processes have used up, according to its ledger entries.
+    """Return the attempts at one task that a client's earlier processes have used up, according to its ledger entries.
 
-    Attempts that overlap in time count as one, because a single event may have ended them all.
+    Lost attempts that overlap in time count as one, because a single event may have ended them all.
     """
     tried = list(entries)
     counted = [one for one in tried if one.state is not EpisodeState.DROPPED or one.cause is None]
@@ -187,7 +195,7 @@ def _ended_at(entry: LedgerEntry) -> float:
 
 
 def moments(entries: Iterable[LedgerEntry]) -> int:
-    """The smallest number of moments that explains all of these losses, if each was lost while it was open."""
+    """Return the smallest number of points in time such that each of these lost episodes was open at one of them."""
     moments, last = 0, -math.inf
     for entry in sorted(entries, key=_ended_at):
         if entry.claimed_at > last:

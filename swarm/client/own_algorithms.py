@@ -1,7 +1,7 @@
-"""Reads users' own functions for an algorithm, so that the run's spec can contain their source.
+"""Reads users' own functions for an algorithm, so that a run's spec can include their source.
 
-A function is named by a file (`path/to/mine.py:advantage`), or by an entry point of an installed package in the group `swarm.algorithms`.
-Files are not executed; to find an entry point, its parent packages are imported.
+Users name a function by its file (`path/to/mine.py:advantage`) or by an entry point of an installed package in the group
+`swarm.algorithms`. Files are not executed, but finding an entry point imports its parent packages.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from swarm.protocol.algorithms import ALGORITHMS, CORRECTIONS, OWN_FIELDS, own_f
 from swarm.protocol.errors import SwarmError
 
 GROUP = "swarm.algorithms"
-"""Entry points of installed packages: NAME = "package.module:function"."""
+"""Entry point group of installed packages. Each entry has the form NAME = "package.module:function"."""
 _FILE = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")
 _DIGITS = 8
 _BUILT_IN = frozenset((*ALGORITHMS, *CORRECTIONS, "algorithm"))
 
 
 class SourceFault(SwarmError):
-    """A function cannot be read. The text says what to do."""
+    """A function cannot be read. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSource:
-    """A function in the form of a spec. text: the whole file. reference: FILE-DIGEST.py:NAME, where the digest is the start of the text's
-    SHA-256, so that arms, findings and records tell an edited file from the original."""
+    """A function in the form that a spec uses.
+
+    `text` is the whole source file. `reference` is FILE-DIGEST.py:NAME, where DIGEST is the start of the text's SHA-256; it lets
+    arms, findings and records tell an edited file from the original.
+    """
 
     reference: str
     text: str
@@ -43,14 +46,14 @@ class OwnSource:
 
 
 def names_file(given: str) -> bool:
-    """Whether `given` names a function in a file, `FILE.py:NAME`."""
+    """True if `given` names a function in a file, as `FILE.py:NAME`."""
     return given not in _BUILT_IN and _FILE.fullmatch(given) is not None
 
 
 def read_function(given: str, folder: Path = Path()) -> OwnSource | None:
-    """The function that `given` names; None if it is neither a file nor an entry point. folder: base of relative paths.
+    """Read the function that `given` names. Return None if `given` names neither a file nor an entry point.
 
-    Raises: SourceFault if there is no such file, or no such function in it.
+    Relative paths are resolved against `folder`. Raises: SourceFault if the file does not exist or has no such function.
     """
     if given in _BUILT_IN:
         return None
@@ -61,9 +64,9 @@ def read_function(given: str, folder: Path = Path()) -> OwnSource | None:
 
 
 def with_sources(algorithm: Mapping[str, Any], folder: Path = Path()) -> dict[str, Any]:
-    """The fields of an algorithm with the source of the functions that they name, in the form of `AlgorithmSpec`.
+    """Return the fields of an algorithm plus the source of each function they name, as `AlgorithmSpec` expects them.
 
-    Raises: SourceFault.
+    Relative paths are resolved against `folder`. Raises: SourceFault.
     """
     sources = algorithm.get("sources", {})
     if not isinstance(sources, Mapping):
@@ -90,25 +93,29 @@ def _read(path: Path, name: str, given: str) -> OwnSource:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SourceFault(
-            f"{given}: cannot read {path}: {error.strerror}; give its path from here, or its full path"
+            f"{given}: cannot read {path}: {error.strerror}; check the path, or give an absolute one"
         ) from error
     except UnicodeDecodeError as error:
-        raise SourceFault(f"{given}: {path} is not text in UTF-8") from error
+        raise SourceFault(f"{given}: {path} is not UTF-8 text") from error
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
     reference = f"{path.stem}-{digest}.py:{name}"
     if own_function(reference) is None:
-        raise SourceFault(f"{given}: name the file with letters, digits, '_', '-' and '.' alone, 100 of them at most")
+        raise SourceFault(
+            f"{given}: a file name may contain only letters, digits, '_', '-' and '.', at most 100 of them; rename the file"
+        )
     if (problem := source_problem(text, path.name, name)) is not None:
         raise SourceFault(f"{given}: {problem}")
     return OwnSource(reference, text)
 
 
 def _file_of(found: EntryPoint) -> Path:
-    """The file of an entry point's module. Imports its parent packages."""
+    """Return the file of an entry point's module. Imports the module's parent packages."""
     try:
         spec = find_spec(found.module)
     except ImportError:
         spec = None
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        raise SourceFault(f"entry point {found.name}: {found.module} is not a file of Python; install its package anew")
+        raise SourceFault(
+            f"entry point {found.name}: cannot find the Python file of {found.module}; reinstall its package"
+        )
     return Path(spec.origin)

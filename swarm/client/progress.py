@@ -1,4 +1,4 @@
-"""Shows the progress of `run_tasks` in one line on a terminal. Plain text; nothing if the output is not a terminal."""
+"""Shows the progress of `run_tasks` in one line of plain text on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BAR_CELLS = 20
 
 
 class ProgressLine:
-    """Counts outcomes and redraws itself in place. total: number of episodes, if known."""
+    """Counts outcomes and redraws itself in place. `total` is the number of episodes, if known; with `stream=None` it draws nothing."""
 
     def __init__(self, label: str, *, total: int | None, clock: Clock, stream: TextIO | None) -> None:
         self._label = label
@@ -74,5 +74,5 @@ class ProgressLine:
 
 
 def terminal(wanted: bool | None) -> TextIO | None:
-    """Where to draw: standard error if wanted, or by default if it is a terminal."""
+    """Return the stream to draw on, or None. This is standard error if `wanted`; if `wanted` is None, only if it is a terminal."""
     return sys.stderr if wanted or (wanted is None and sys.stderr.isatty()) else None

@@ -1,8 +1,8 @@
 """Runs many episodes concurrently over a stream of tasks, with retries, resumption and a clean end.
 
-Claims follow the order of the tasks, and those of one task come one after the other, so that runs with the same seed see the same
-groups. Only if a family of a mix is held up do tasks of other families pass it; a waiting claim counts as one of the concurrent
-episodes. The client first fences off its earlier processes, so that episodes left open by a crash are closed.
+Claims follow the order of the tasks, and the claims of one task come one after another, so that runs with the same seed see the same
+groups. Tasks overtake those of another family of a mix only while that family is held up. A waiting claim counts as one of the
+concurrent episodes. The client first shuts out its earlier processes, so that episodes left open by a crash are closed.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ if TYPE_CHECKING:
     from swarm.client.client import SwarmClient
 
 FAILING_AT_FIRST = 3
-"""How many tasks in a row may be skipped before any episode has ended; then the rollout is to blame."""
+"""If this many tasks in a row fail before any episode has ended, the rollout is considered broken."""
 FAILING_LATER = 10
-"""How many tasks in a row may be skipped once an episode has ended."""
+"""The same limit once an episode has ended."""
 SKIPPED_AT_ONCE = 100
-"""How many skipped tasks of a stream to pass over before waiting for running episodes."""
+"""Number of skipped tasks of a stream to pass over before waiting for running episodes."""
 _FAULTS = (Cause.ROLLOUT, Cause.GRADER)
-"""Causes that are faults of the user's code."""
+"""Causes for which the user's code is to blame."""
 _Which = tuple[str | None, str]
-"""A task by family and id."""
+"""A task, identified by its family and id."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class RolloutReport:
-    """The outcomes of the episodes of one `run_tasks`.
+    """Outcomes of the episodes of one `run_tasks` call.
 
-    run_over: it stopped because its run (or the run of a team member) reached its limit, not because the tasks ran out.
+    `run_over` is true if it stopped because its run, or the run of a team member, was over, and not because the tasks ran out.
     """
 
     ended: int = 0
     resumed: int = 0
-    """Episodes that an earlier process of this client ended."""
+    """Number of episodes that an earlier process of this client ended."""
     crashed: int = 0
-    """Attempts lost by rollout or grader."""
+    """Number of attempts lost because of the rollout or the grader."""
     lost: int = 0
-    """Attempts lost by anything else."""
+    """Number of attempts lost for any other cause."""
     causes: dict[Cause, int] = field(default_factory=dict)
-    """All lost attempts, by cause."""
+    """Number of lost attempts, by cause."""
     given_up: int = 0
-    """Episodes that will never end, because their task is skipped."""
+    """Number of episodes that will not be played because their task was set aside."""
     set_aside: int = 0
-    """Tasks that are skipped, because their tries are used up."""
+    """Number of tasks that were set aside, which means they are skipped because their retries are used up."""
     run_over: bool = False
 
 
@@ -80,7 +80,7 @@ class _History:
 
     ended: Counter[_Which] = field(default_factory=Counter)
     records: defaultdict[_Which, list[LedgerEntry]] = field(default_factory=lambda: defaultdict(list))
-    """Finished attempts of this version of the client."""
+    """Finished attempts by this version of the client."""
 
 
 class _Fate(Enum):
@@ -90,7 +90,7 @@ class _Fate(Enum):
 
 
 class Rollouts:
-    """The work of one `run_tasks`. Use once."""
+    """Carries out one `run_tasks` call. Use only once."""
 
     def __init__(self, swarm: SwarmClient, rollout: Rollout, run_id: str, options: RolloutOptions) -> None:
         self._swarm = swarm
@@ -105,15 +105,15 @@ class Rollouts:
         self._options = cast(EpisodeOptions, {**options, "run_id": run_id})
         self._kind = options.get("kind", "train")
         self._mix = options.get("mix") or None  # the server treats "" as no mix
-        swarm.episode(task_id="any", **self._options)  # refuses invalid options before anything is played
+        swarm.episode(task_id="any", **self._options)  # reject invalid options before anything is played
         self._permits = asyncio.Semaphore(concurrency)
         self._history = _History()
         self._aside: set[_Which] = set()
-        """Tasks whose tries are used up, unless one of their episodes has ended since."""
+        """Tasks whose retries are used up, unless one of their episodes has ended since."""
         self._failing: set[_Which] = set()
-        """Tasks skipped since an episode of any task ended."""
+        """Tasks that have failed since an episode of any task last ended."""
         self._skipped = 0
-        """Number of tasks passed over in a row."""
+        """Number of consecutive tasks passed over."""
         self._playing: set[Episode] = set()
         self._units = 0
         self._unit_over = asyncio.Event()
@@ -122,7 +122,7 @@ class Rollouts:
         self._report = RolloutReport()
 
     async def work(self, tasks: TaskStream) -> RolloutReport:
-        """Play until the tasks run out or the run is over. Raises: RolloutsFailing, Refusal, ServerUnreachable."""
+        """Play tasks until they run out or the run is over. Raises: RolloutsFailing, Refusal, ServerUnreachable."""
         run = await self._swarm.run(self._run_id)
         size = self._per_task or (run.spec.batch.group_size if self._kind == "train" else 1)
         self._history = await self._look_back(run.step)
@@ -132,7 +132,7 @@ class Rollouts:
             async with asyncio.TaskGroup() as group:
                 try:
                     await self._feed(group, tasks, size, line)
-                except Exception:  # so that open episodes count as lost by the client, not by a person
+                except Exception:  # so that the client, not a person, is blamed for losing open episodes
                     self._stop_as_client()
                     raise
         except BaseExceptionGroup as errors:
@@ -147,12 +147,10 @@ class Rollouts:
         if self._report.run_over:
             run = await self._swarm.run(self._run_id)
             why = (
-                f"run {run.run_id} is {run.status} ({run.reason or 'no reason given'}); start another, with a fresh key"
+                f"run {run.run_id} is {run.status} ({run.reason or 'no reason given'}); start a new run with a new key"
             )
         elif self._report.resumed:
-            why = (
-                f"earlier processes of client {self._swarm.client_id!r} have ended all {self._report.resumed} episodes"
-            )
+            why = f"earlier processes of client {self._swarm.client_id!r} have already ended all {self._report.resumed} episodes"
         else:
             return
         log.warning("nothing was played: %s", why)
@@ -160,11 +158,11 @@ class Rollouts:
     # -- what was before ----------------------------------------------------------------------------------------------
 
     async def _look_back(self, step: int) -> _History:
-        """This client's earlier work in the run; for evaluations, only with the currently served weights."""
+        """Return this client's earlier work in the run. For evaluations, include only episodes that used the current weights."""
         found = _History()
         me = self._swarm.client_id
         async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
-            # A running one belongs to another `run_tasks` of this process.
+            # A running episode belongs to another `run_tasks` call of this process.
             over = entry.state is not EpisodeState.RUNNING
             at_stake = self._kind == "train" or entry.claimed_step == step
             if over and at_stake and entry.client_version == self._swarm.client_version:
@@ -198,20 +196,20 @@ class Rollouts:
                 return
 
     async def _pass_over(self) -> None:
-        """Skip one more task. Raises: RolloutsFailing if all tasks are skipped and no episode is running."""
+        """Skip a task. Raises: RolloutsFailing if many tasks in a row were skipped and no episode is running."""
         self._skipped += 1
         while self._skipped >= SKIPPED_AT_ONCE and self._aside:
             if not self._units:
-                raise RolloutsFailing(f"all tasks of the stream are set aside, {self._why_aside()}")
+                raise RolloutsFailing(f"all tasks of the stream were set aside, {self._why_aside()}")
             self._unit_over.clear()
             await self._unit_over.wait()
 
     async def _begin(
         self, group: asyncio.TaskGroup, task: Task, tries: Tries, line: ProgressLine
     ) -> asyncio.Event | None:
-        """Start one more episode of a task when there is room.
+        """Start one more episode of a task as soon as there is room.
 
-        Returns an event that is set once it has claimed; None: the run is over.
+        Returns an event that is set once the episode has been claimed, or None if the run is over.
         """
         await self._permits.acquire()
         if self._report.run_over:
@@ -223,7 +221,7 @@ class Rollouts:
         return claimed
 
     async def _unit(self, task: Task, tries: Tries, claimed: asyncio.Event, line: ProgressLine) -> None:
-        """Attempt one episode until it ends, or until the tries of its task are used up."""
+        """Attempt one episode until it ends or the retries of its task are used up."""
         which, tried = self._which(task), False
         try:
             while not tries.used_up(self._retries) and which not in self._aside:
@@ -250,11 +248,14 @@ class Rollouts:
             self._unit_over.set()
 
     def _set_aside(self, which: _Which, *, failed: bool) -> None:
-        """Make no more attempts at a task. failed: its rollout just failed. Raises: RolloutsFailing after too many in a row."""
+        """Set a task aside: make no more attempts at it. `failed` means that its rollout just failed.
+
+        Raises: RolloutsFailing if too many tasks in a row have failed.
+        """
         if which not in self._aside:
             self._aside.add(which)
             self._report.set_aside += 1
-            log.warning("task %s is set aside: its tries are used up", which[1])
+            log.warning("task %s is set aside: its retries are used up", which[1])
         if not failed:
             return
         self._failing.add(which)
@@ -263,12 +264,12 @@ class Rollouts:
 
     def _why_aside(self) -> str:
         return (
-            f"each after {self._retries + 1} lost attempts, the last with {self._last_crash or 'no reason given'}; mend the "
+            f"each after {self._retries + 1} lost attempts, the last with {self._last_crash or 'no reason given'}; fix the "
             "rollout (its traceback is in the ledger: `swarm ledger --detail`)"
         )
 
     def _stop_as_client(self) -> None:
-        """This client ends with an error: episodes cancelled from now on count as lost by the client."""
+        """Blame the client for all episodes cancelled from now on, because it is stopping with an error."""
         self._cancelled_by = Cause.CLIENT
         for episode in self._playing:
             episode.if_cancelled = Cause.CLIENT
@@ -276,7 +277,7 @@ class Rollouts:
     # -- one attempt --------------------------------------------------------------------------------------------------
 
     async def _attempt(self, task: Task, claimed: asyncio.Event, line: ProgressLine) -> tuple[_Fate, Cause]:
-        """Make one attempt. Returns its outcome, and who lost it if it was lost."""
+        """Make one attempt. Returns its outcome and, if it was lost, who is to blame."""
         mix, task_id = self._which(task)
         options: EpisodeOptions = {**self._options, "mix": mix}
         episode = self._swarm.episode(task_id=task_id, **options)
@@ -287,8 +288,8 @@ class Rollouts:
                 stack.callback(self._playing.discard, episode)
                 await stack.enter_async_context(episode)
             except (OverLimit, NotFound) as error:
-                if isinstance(error, NotFound):  # the server has another run by now, or never knew this one;
-                    await self._swarm.run(self._run_id)  # in the second case this raises NotFound too
+                if isinstance(error, NotFound):  # the server has moved on to another run, or never had this one;
+                    await self._swarm.run(self._run_id)  # in the latter case, this raises NotFound too
                 self._report.run_over = True
                 return _Fate.OVER, Cause.SERVER
             claimed.set()
@@ -297,13 +298,13 @@ class Rollouts:
             try:
                 await stack.aclose()
             except (LeaseLost, NotFound, OverLimit) as error:
-                fate, words = _Fate.LOST, f"its result came too late: {error}"
+                fate, words = _Fate.LOST, f"its result arrived too late: {error}"
             except InvalidSpec as error:
                 fate, words = _Fate.LOST, f"its result was refused: {error}"
-                self._last_crash = f"a result that was refused: {error}"
+                self._last_crash = f"a refused result: {error}"
         if fate is _Fate.ENDED and episode.receipt is not None and episode.receipt.dropped is not None:
-            fate, words = _Fate.LOST, f"it was dropped as it ended: {episode.receipt.dropped}"
-            self._last_crash = f"an end that does not count: {episode.receipt.dropped}"
+            fate, words = _Fate.LOST, f"the server dropped it when it ended: {episode.receipt.dropped}"
+            self._last_crash = f"a result that does not count: {episode.receipt.dropped}"
         cause = Cause.ROLLOUT
         if fate is _Fate.LOST:
             cause = await self._cause_of(episode)
@@ -312,7 +313,10 @@ class Rollouts:
         return fate, cause
 
     async def _cause_of(self, episode: Episode) -> Cause:
-        """Who lost the attempt. If the ledger of an older server names no cause, the lease ran out, which uses up tries."""
+        """Return who is to blame for a lost attempt.
+
+        If an older server's ledger gives no cause, assume that the lease ran out, which uses up a retry.
+        """
         if episode.receipt is not None and episode.receipt.dropped is not None:
             if episode.receipt.dropped is DropReason.TAINTED:
                 return Cause.SERVER
@@ -320,16 +324,16 @@ class Rollouts:
         return await episode.find_cause() or Cause.LIMIT
 
     async def _play(self, episode: Episode, task: Task) -> tuple[_Fate, Exception | None]:
-        """Run the rollout. It is cancelled when the lease is lost; its exceptions cost only this episode.
+        """Run the rollout. Cancels it when the lease is lost. An exception from it costs only this episode.
 
-        Returns its fate so far, and the exception that lost it.
+        Returns the episode's fate so far, and the exception if the rollout raised one.
         """
         playing = asyncio.ensure_future(rolled_out(self._rollout, episode, task))
         episode.on_lost = playing.cancel
         try:
             outcome = await playing
             if episode.aborted or (episode.in_team and episode.receipt is None):
-                self._last_crash = "an abort of its own"
+                self._last_crash = "an abort by the rollout itself"
                 return _given_up(episode), None
             end_with(episode, outcome)
         except asyncio.CancelledError:
@@ -338,15 +342,17 @@ class Rollouts:
                 raise
             if episode.lost.is_set():
                 return _given_up(episode, "the lease was lost", Cause.LIMIT), None
-            self._last_crash = "asyncio.CancelledError, which it raised itself"
+            self._last_crash = "asyncio.CancelledError, raised by the rollout itself"
             return _given_up(episode, "the rollout cancelled itself", Cause.ROLLOUT), None
         except TeamOver as error:
-            log.warning("no further episodes: %s", error)
+            log.warning("starting no more episodes: %s", error)
             self._report.run_over = True
             return _Fate.OVER, None
         except Exception as error:
             if episode.receipt is not None:
-                words = "the rollout of task %s raised after it had ended episode %s, whose result stands: %s"
+                words = (
+                    "the rollout of task %s raised an error after it had ended episode %s; the result still counts: %s"
+                )
                 own_fault = episode.blame(error) in _FAULTS
                 log.warning(words, task.id, episode.id, _last_line(error), exc_info=own_fault)
                 return _Fate.ENDED, None
@@ -372,9 +378,9 @@ class Rollouts:
 
 
 def _given_up(episode: Episode, reason: str | None = None, cause: Cause | None = None) -> _Fate:
-    """Abort the episode of a rollout that did not finish, unless its result is stored already.
+    """Abort the episode of a rollout that did not finish, unless its result is already stored.
 
-    reason: None if the rollout gave its own.
+    `reason` is None if the rollout has already given one.
     """
     if episode.receipt is not None:
         return _Fate.ENDED
@@ -384,8 +390,10 @@ def _given_up(episode: Episode, reason: str | None = None, cause: Cause | None =
 
 
 def _log_loss(episode: Episode, task: Task, cause: Cause, words: str, crash: Exception | None) -> None:
-    """Log a lost attempt: one line, and for a fault of the user's code the traceback. For any other it would only show where a
-    call was when the server went away, for every call at once."""
+    """Log a lost attempt in one line, with the traceback if the user's code is to blame.
+
+    Otherwise the traceback would only show where the rollout was when, say, the server went away, once for each open episode.
+    """
     if crash is not None and cause in _FAULTS:
         log.error("the rollout of task %s crashed (episode %s)", task.id, episode.id, exc_info=crash)
     else:
@@ -398,9 +406,10 @@ def _last_line(error: BaseException) -> str:
 
 
 def end_with(episode: Episode, outcome: Outcome | float | None) -> None:
-    """End an episode with what its rollout returned.
+    """End an episode with the value that its rollout returned.
 
-    Raises: TypeError if the result is not a reward (the rollout's fault); NoReward if it is not finite (the grader's).
+    Raises: TypeError if the value is not a reward, for which the rollout is to blame; NoReward if the reward is not finite, for which
+    the grader is to blame.
     """
     if outcome is None:
         if not episode.ended:

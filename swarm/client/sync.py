@@ -1,7 +1,7 @@
-"""The synchronous twin of `swarm.client`, for plain scripts and threads. Same names, same errors.
+"""The synchronous version of `swarm.client`, for plain scripts and threads. It has the same names and raises the same errors.
 
-One event loop in its own thread serves all clients of a process, so that leases are renewed while a script computes, and the
-members of a team, which are clients of different servers, can act together.
+One event loop in its own thread serves all clients of a process. It renews leases while a script computes, and lets the members of
+a team, which are clients of different servers, act together.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 LEAVING_S = 10.0
-"""How long an interrupted caller waits while its open episodes are given back (one takes about twice GIVE_BACK_S)."""
+"""How long an interrupted caller waits, in seconds, for its open episodes to be given back. One takes about twice GIVE_BACK_S."""
 CLOSED = "this client is closed"
 
 _portals: dict[int, BlockingPortalProvider] = {}
-"""Portals by process id: threads do not survive a fork, so a forked process needs its own loop."""
+"""Portals by process id. Threads do not survive a fork, so a forked process needs its own event loop."""
 
 
 # -- the event loop -------------------------------------------------------------------------------------------------------
 
 
 class LoopThread:
-    """One client's access to the event loop, which runs while any client of the process is open."""
+    """One client's access to the shared event loop, which runs as long as any client of the process is open."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -75,10 +75,13 @@ class LoopThread:
         self._lock = threading.Lock()
         self._closed = False
         self._calls: dict[concurrent.futures.Future[Any], Callable[[], object]] = {}
-        """The futures that threads wait for, and how to cancel each."""
+        """The futures that threads are waiting for, each with a function that cancels it."""
 
     def call(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`. Interrupting the caller cancels the work, then waits until it has given back its episodes."""
+        """Run `work` on the loop and return its result.
+
+        If the caller is interrupted, cancel the work and wait until it has given back its episodes.
+        """
         if self._process != os.getpid():
             raise RuntimeError(
                 "this client belongs to the parent of this forked process; create a new client after the fork"
@@ -90,21 +93,21 @@ class LoopThread:
             try:
                 return [await work()], None
             except (SystemExit, KeyboardInterrupt) as error:
-                # Raise it in the caller; here it would end the loop and everyone's work.
+                # Raise it in the caller: raised here, it would end the loop and everyone's work.
                 return [], error
 
         with self._lock:
             if self._closed:
                 raise RuntimeError(CLOSED)
             future = self._portal.start_task_soon(run)
-            # Not `future.cancel`: anyio would cancel the task again at each `await` while it gives its episodes back.
+            # Do not use `future.cancel`: anyio would cancel the task again at each `await` while it gives back its episodes.
             self._calls[future] = lambda: [task.cancel() for task in tasks]
         try:
             result, error = future.result()
         except concurrent.futures.CancelledError:
             raise RuntimeError(CLOSED) if self._closed else asyncio.CancelledError from None
         except BaseException:
-            self._cancel([future])  # still running only if the caller was interrupted
+            self._cancel([future])  # it is still running only if the caller was interrupted
             raise
         finally:
             self._calls.pop(future, None)
@@ -113,7 +116,7 @@ class LoopThread:
         return result[0]
 
     def close(self, last: Callable[[], Awaitable[None]]) -> None:
-        """Cancel the work that threads wait for, then run `last`. May be called repeatedly. Raises: the errors of `last`."""
+        """Cancel the work that threads are waiting for, then run `last`. May be called repeatedly. Raises any error from `last`."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -128,7 +131,7 @@ class LoopThread:
             self._provider.__exit__(None, None, None)
 
     def _cancel(self, futures: Iterable[concurrent.futures.Future[Any]]) -> None:
-        """Cancel the calls; return when they have given back their episodes."""
+        """Cancel the calls, and wait until they have given back their episodes."""
         running = [(future, self._calls.get(future)) for future in futures if not future.done()]
         for _, cancel in running:
             if cancel is not None:
@@ -137,13 +140,13 @@ class LoopThread:
 
 
 class RunningLoop:
-    """An event loop that is already running, for the threads in which it runs plain functions."""
+    """Access to an event loop that is already running, for the threads in which it runs plain functions."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
 
     def call(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`. Call it only from threads other than the loop's."""
+        """Run `work` on the loop and return its result. Never call this from the loop's own thread."""
 
         async def run() -> T:
             return await work()
@@ -154,7 +157,7 @@ class RunningLoop:
 def _blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """A method of the asynchronous twin, for plain threads."""
+    """Wrap a method of the async client so that plain threads can call it."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -170,7 +173,7 @@ SyncRollout = Callable[["Episode", Task], Outcome | float | None]
 
 
 class SwarmClient:
-    """One client's connection to one server. Use as a context manager; see `swarm.client.SwarmClient`."""
+    """One client's connection to one server. Use as a context manager. For the arguments, see `swarm.client.SwarmClient`."""
 
     def __init__(
         self,
@@ -232,14 +235,14 @@ class SwarmClient:
     renew = _blocking(asynchronous.SwarmClient.renew)
 
     def statuses(self, wait_s: float = 30.0) -> Iterator[ServerStatus]:
-        """See the asynchronous client."""
+        """See the async client."""
         status = self.status()
         while True:
             yield status
             status = self.status(since=status.revision, wait_s=wait_s)
 
     def ledger(self, *, after: str | None = None, **wanted: Unpack[LedgerFields]) -> Iterator[LedgerEntry]:
-        """See the asynchronous client."""
+        """See the async client."""
         while True:
             page = self.ledger_page(after=after, limit=asynchronous.LEDGER_PAGE, **wanted)
             yield from page.entries
@@ -250,16 +253,17 @@ class SwarmClient:
     def episode(
         self, *, task_id: str, idempotency_key: str | None = None, **options: Unpack[EpisodeOptions]
     ) -> Episode:
-        """See the asynchronous client."""
+        """See the async client."""
         return Episode(self.inner.episode(task_id=task_id, idempotency_key=idempotency_key, **options), self.thread)
 
     def run_tasks(
         self, tasks: Iterable[Task], rollout: SyncRollout, **options: Unpack[RolloutOptions]
     ) -> RolloutReport:
-        """Like the asynchronous one, but `rollout` is a plain function, and each attempt has its own thread.
+        """Do the same as `run_tasks` of the async client, but with a plain function as `rollout`. Each attempt runs in its own thread.
 
         Threads cannot be cancelled: if an attempt loses its lease or is interrupted, its thread continues and its result is ignored.
-        `tasks` are drawn in another thread, so a stream may block, and may call this client; nothing waits for that thread either.
+        Another thread iterates over `tasks`, so the iterable may block and may call this client. `run_tasks` never waits for either
+        kind of thread to finish.
         """
         with contextlib.closing(DaemonThread("the stream of tasks")) as drawing:
             stream = _SizedStream(tasks, drawing) if isinstance(tasks, Sized) else _Stream(tasks, drawing)
@@ -268,7 +272,7 @@ class SwarmClient:
 
 
 class Episode:
-    """An episode as a context manager: `base_url`, `api_key`, `end(reward=...)`. An exception aborts it."""
+    """An episode. Use as a context manager, with `base_url`, `api_key` and `end(reward=...)` inside. An exception aborts it."""
 
     def __init__(self, inner: episodes.Episode, thread: LoopThread | RunningLoop) -> None:
         self.inner = inner
@@ -318,9 +322,10 @@ class Episode:
         despite: str | None = None,
         by_hand: bool = False,
     ) -> EpisodeReceipt | None:
-        """Like `end` of an asynchronous episode, but returns only when the result is stored durably. Raises: LeaseLost.
+        """End the episode, and wait until its result is stored durably. For the arguments, see `swarm.client.Episode.end`.
 
-        Returns None for a team's episode: the team sends its members' results at the end of its block.
+        For an episode in a team, return None: the team sends its members' results at the end of its block.
+        Raises: LeaseLost, and the errors of `swarm.client.Episode.end`.
         """
         ending = self.inner.end(
             reward=reward,
@@ -334,7 +339,7 @@ class Episode:
         return None if self.inner.in_team else self.thread.call(lambda: ending)
 
     def abort(self, reason: str, *, cause: Cause | None = None) -> None:
-        """Give the episode up when the block is left. cause: who lost it; None means the rollout."""
+        """Abort the episode when the block exits. `cause` says who is to blame; None means the rollout."""
         self.inner.abort(reason, cause=cause)
 
 
@@ -342,9 +347,9 @@ class Episode:
 
 
 class Team:
-    """A context manager. On entry it claims an episode on every server; on exit it commits what `end` said, or aborts.
+    """A context manager that claims an episode on every server on entry. On exit it commits the results given to `end`, or aborts.
 
-    `ep["planner"].base_url`, `.api_key`: where that member's agent finds its model.
+    `ep["planner"].base_url` and `ep["planner"].api_key` tell the agent of the member "planner" where its model is.
     """
 
     def __init__(self, inner: AsynchronousTeam, thread: LoopThread | RunningLoop) -> None:
@@ -365,7 +370,7 @@ class Team:
 
     @property
     def committed(self) -> bool:
-        """Whether the team is known to count."""
+        """Whether the team is known to be committed."""
         return self.inner.committed
 
     def end(
@@ -377,11 +382,11 @@ class Team:
         metadata: Mapping[str, Any] | None = None,
         despite: str | None = None,
     ) -> None:
-        """Hand the results in, one reward for every member. Sent when the block is left. despite: as in `swarm.client.team`."""
+        """Set the results, with one reward for every member. They are sent when the block exits. See `swarm.client.Team.end`."""
         self.inner.end(rewards=rewards, success=success, metrics=metrics, metadata=metadata, despite=despite)
 
     def abort(self, reason: str, *, cause: Cause | None = None) -> None:
-        """Give the team up when the block is left: nothing of it counts. cause: who lost it; None means the rollout."""
+        """Abort the team when the block exits: none of its results count. `cause` says who is to blame; None means the rollout."""
         self.inner.abort(reason, cause=cause)
 
 
@@ -399,7 +404,7 @@ def team(
     patience_s: float = 60.0,
     **members: SwarmClient | Episode,
 ) -> Team:
-    """`with team(task_id="t-1", planner=swarm_a, solver=swarm_b) as ep`; see `swarm.client.team`."""
+    """Return a team, for use as `with team(task_id="t-1", planner=swarm_a, solver=swarm_b) as ep`; see `swarm.client.team`."""
     inner = asynchronous_team(
         task_id=task_id,
         decider=decider,
@@ -413,7 +418,7 @@ def team(
         patience_s=patience_s,
         **{name: member.inner for name, member in members.items()},
     )
-    # Prefer the loop thread of a client: that of a held episode may belong to a client that is closed earlier.
+    # Prefer a client's loop thread: the one of an already claimed episode may belong to a client that is closed earlier.
     first = min(members.values(), key=lambda member: isinstance(member, Episode))
     return Team(inner, first.thread)
 
@@ -422,10 +427,10 @@ def team(
 
 
 class DaemonThread:
-    """A thread that runs one piece of work at a time until it is closed. It does not keep the process from ending."""
+    """A thread that runs one piece of work at a time until it is closed. It does not keep the process from exiting."""
 
     def __init__(self, name: str) -> None:
-        """name: the name of its work in errors."""
+        """Start the thread. Errors call its work `name`."""
         self._name = name
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -435,7 +440,7 @@ class DaemonThread:
             work()
 
     def begin(self, work: Callable[[], T]) -> concurrent.futures.Future[T]:
-        """Start work; the future gets its result, or its error in a form that may also be raised in an event loop."""
+        """Start work. The returned future gets its result, or its error in a form that can be raised in an event loop."""
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
         answer.set_running_or_notify_cancel()
 
@@ -451,12 +456,12 @@ class DaemonThread:
         return answer
 
     def close(self) -> None:
-        """End the thread after the work that was begun."""
+        """End the thread once the work it has begun is done."""
         self._work.put(None)
 
 
 class _Stream(AsyncIterable[Task]):
-    """Tasks of a plain iterable, each drawn in a thread, so that leases are renewed meanwhile."""
+    """Tasks from a plain iterable. Each one is fetched in a thread, so that leases are renewed meanwhile."""
 
     def __init__(self, tasks: Iterable[Task], thread: DaemonThread) -> None:
         self._tasks = tasks
@@ -470,7 +475,7 @@ class _Stream(AsyncIterable[Task]):
 
 
 class _SizedStream(_Stream):
-    """With its length, for the progress bar."""
+    """A stream with a known length, for the progress bar."""
 
     def __len__(self) -> int:
         assert isinstance(self._tasks, Sized)
@@ -478,7 +483,7 @@ class _SizedStream(_Stream):
 
 
 def plain_rollout(rollout: SyncRollout) -> Rollout:
-    """A plain function as a rollout of the asynchronous client. Each attempt has its own thread, as in `run_tasks` here."""
+    """Wrap a plain function as a rollout for the async client. Each attempt runs in its own thread, as in `run_tasks` above."""
 
     async def play(inner: episodes.Episode, task: Task) -> Outcome | float | None:
         return await _in_threads(rollout, RunningLoop())(inner, task)

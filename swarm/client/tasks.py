@@ -1,4 +1,4 @@
-"""The input and the result of a rollout."""
+"""What goes into a rollout and what comes out: tasks and outcomes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem instance. Equal ids always mean equal tasks, in every process."""
+    """One problem instance. Tasks with equal ids must be equal, in every process."""
 
     id: str
     query: str
     metadata: dict[str, Any] = field(default_factory=dict)
     mix: str | None = None
-    """Its family, if one `run_tasks` works on several; None: the `mix` of `run_tasks`."""
+    """The task's family, if one `run_tasks` call works on several; None means the `mix` of `run_tasks`."""
 
     def __post_init__(self) -> None:
         if not self.id:
-            raise ValueError("a task needs an id: episodes with equal ids are compared with each other")
+            raise ValueError("a task needs an id: episodes of tasks with equal ids are compared with each other")
         if len(self.id) > LONGEST_NAME:
             raise ValueError(
-                f"a task's id has {LONGEST_NAME} characters at most, got {len(self.id)}: {self.id[:40]!r}..."
+                f"a task's id may have at most {LONGEST_NAME} characters, got {len(self.id)}: {self.id[:40]!r}..."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an episode ended. success: whether the task was solved, for rates; reward is what training sees.
+    """How an episode ended.
 
-    despite: how the agent recovered from a call that failed on the server's side; without it the episode is not trained.
+    Training uses only `reward`. `success` says whether the task was solved, for success rates. If a call failed on the server,
+    `despite` says how the agent recovered; without it, the episode is not trained on.
     """
 
     reward: float
@@ -46,20 +47,20 @@ class Outcome:
 
 
 Rollout = Callable[["Episode", Task], Awaitable[Outcome | float | None]]
-"""One attempt at a task. Returns its outcome, or a reward, or None after it called `episode.end` itself."""
+"""Makes one attempt at a task. Returns its outcome, or a reward, or None if it has called `episode.end` itself."""
 
 
 def as_runtime_error(error: BaseException, whose: str) -> RuntimeError:
-    """`error` as a RuntimeError with the same traceback. Raise it `from None`.
+    """Convert `error` to a RuntimeError with the same traceback. `whose` names who raised it. Raise the result `from None`.
 
-    asyncio stops its loop for SystemExit, and its futures cannot hold StopIteration.
+    This is needed because SystemExit stops an asyncio loop, and asyncio futures cannot hold StopIteration.
     """
     words = traceback.format_exception_only(error)[-1].strip()
     return RuntimeError(f"{whose} raised {words}").with_traceback(error.__traceback__)
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback of a rollout's error, without our own frames that called the rollout."""
+    """Format the traceback of a rollout's error, without our own frames that called the rollout."""
     frame = error.__traceback__
     while frame is not None and str(frame.tb_frame.f_globals.get("__name__")).startswith("swarm."):
         frame = frame.tb_next
@@ -67,7 +68,7 @@ def own_traceback(error: BaseException) -> str:
 
 
 async def rolled_out(rollout: Rollout, episode: Episode, task: Task) -> Outcome | float | None:
-    """Run a rollout and return its result. Its SystemExit counts as an error of the rollout, and the process continues."""
+    """Run a rollout and return its result. Convert a SystemExit that it raises to an ordinary error, so that the process continues."""
     try:
         return await rollout(episode, task)
     except SystemExit as error:
@@ -75,11 +76,11 @@ async def rolled_out(rollout: Rollout, episode: Episode, task: Task) -> Outcome 
 
 
 TaskStream = Iterable[Task] | AsyncIterable[Task]
-"""May be infinite."""
+"""A stream of tasks, which may be infinite."""
 
 
 async def each(tasks: TaskStream) -> AsyncIterator[Task]:
-    """The tasks one by one, from either kind of stream."""
+    """Yield the tasks one by one, from either kind of stream."""
     if isinstance(tasks, AsyncIterable):
         async for task in tasks:
             yield task

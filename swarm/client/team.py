@@ -1,7 +1,7 @@
-"""One attempt at a task by several models: each gets its own reward, and they count on all servers or on none.
+"""One attempt at a task by several models. Each model gets its own reward, and the results count on all servers or on none.
 
-When the block is left, the client prepares every member, commits on the decider, and informs the others. If the client dies in
-between, the servers ask the decider and settle the team themselves.
+When the block exits, the client prepares every member, commits on the decider, and informs the others. If the client dies in
+between, the servers ask the decider and settle the team among themselves.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ from swarm.protocol.errors import ErrorCode, SwarmError
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamReceipt, TeamResult
 
 INFORM_PATIENCE = Patience(connect_s=2.0, later_s=2.0)
-"""For informing the other servers of the decision. Short, because a server that cannot be reached asks the decider itself."""
+"""Patience for informing the other servers of the decision. It is short because a server that was not informed asks the decider."""
 FIRST_CONTACT_S = 20.0
-"""How long a team waits for a server that has never answered its client. One that has answered may be restarting, and gets
-full patience."""
+"""How long a team waits for a server that has never answered its client, in seconds. A server that has answered before may be
+restarting, and gets full patience."""
 PARTNER_IDLE_LIMIT_S = 60.0
-"""Longest idle limit of a partner's episode. A killed client finds its own open episodes after a restart and gives them back, but its
-episodes on other servers expire only by this limit; then their slots are offered again."""
+"""Maximum idle limit of a partner's episode, in seconds. After a restart, a killed client finds its own open episodes and gives them
+back, but its episodes on other servers are only released, and their slots offered again, when this limit expires."""
 _RESULT = frozenset(TeamResult.model_fields)
 
 log = logging.getLogger(__name__)
 
 
 class Team:
-    """An async context manager: claims on every server on entry; on exit commits the results of `end`, or aborts.
+    """An async context manager that claims an episode on every server on entry. On exit it commits the results given to `end`, or
+    aborts.
 
-    `ep["planner"].base_url`, `.api_key`: where that member's agent finds its model.
+    `ep["planner"].base_url` and `ep["planner"].api_key` tell the agent of the member "planner" where its model is.
     """
 
     def __init__(self, members: Mapping[str, Episode], *, decider: str, patience_s: float) -> None:
         over = [name for name, episode in members.items() if episode.ended or episode.aborted]
         if over:
-            raise ValueError(f"{', '.join(over)} already ended: the members of a team end with it")
+            raise ValueError(f"{', '.join(over)} already ended; form a team only from episodes that are still open")
         self.members = dict(members)
         self.committed = False
         """Whether the team is known to be committed."""
@@ -77,15 +78,15 @@ class Team:
         metadata: Mapping[str, Any] | None = None,
         despite: str | None = None,
     ) -> None:
-        """End all members, each with its reward. The results are sent when the block is left.
+        """End all members, each with its own reward. The results are sent when the block exits.
 
-        If a call failed on the server's side, its member is tainted and the whole team is dropped. despite: how the team
-        recovered; then it counts.
+        If a call of any member failed on the server, that member is tainted and the whole team is dropped, unless `despite` says
+        how the team recovered.
 
-        Members may also be ended one by one (`ep["planner"].end(reward=..., agent_rewards=...)`), without awaiting the result.
+        Members may also be ended one by one, with `ep["planner"].end(reward=..., agent_rewards=...)`; do not await its return value.
         """
         if set(rewards) != set(self.members):
-            raise ValueError(f"give each member its reward: {', '.join(self.members)}; got {', '.join(rewards)}")
+            raise ValueError(f"give one reward to each member ({', '.join(self.members)}); got {', '.join(rewards)}")
         shared: dict[str, Any] = {"success": success, "metrics": metrics, "metadata": metadata, "despite": despite}
         for name, reward in rewards.items():  # check all before setting any
             self.members[name].result_of(reward=reward, **shared)
@@ -93,16 +94,13 @@ class Team:
             self.members[name].end(reward=reward, **shared)
 
     def abort(self, reason: str, *, cause: Cause | None = None) -> None:
-        """Give the team up when the block is left: none of its results count.
-
-        cause: who lost it; None means the rollout.
-        """
+        """Abort the team when the block exits: none of its results count. `cause` says who is to blame; None means the rollout."""
         self._abort_reason, self._abort_cause = reason, cause or Cause.ROLLOUT
 
     # -- the block ----------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        # All teams claim in the same order of servers, so that two cannot wait for each other.
+        # All teams claim on servers in the same order, so that no two can wait for each other.
         waiting = [name for name in self.members if name not in self._held]
         try:
             for name in waiting:  # before any slot is held
@@ -129,25 +127,27 @@ class Team:
             await self._abort(self._abort_reason, self._abort_cause, given_up=True)
         elif unfinished:
             await self._abort("the client left the team without rewards", Cause.ROLLOUT, given_up=True)
-            raise EpisodeUnfinished(f"the team was left without rewards for {', '.join(unfinished)}: call ep.end")
+            raise EpisodeUnfinished(
+                f"the team has no rewards for {', '.join(unfinished)}: call ep.end before the block exits"
+            )
         else:
             await self._conclude()
 
     async def _claim(self, name: str) -> None:
-        """Raises: TeamOver (the run of that member is over), and whatever a claim raises."""
+        """Claim a member's episode. Raises: TeamOver if that member's run is over, and the errors of a claim."""
         episode = self.members[name]
         try:
             await episode.__aenter__()
         except (OverLimit, NotFound) as error:
-            if isinstance(error, NotFound) and episode.claim.run_id:  # the server has another run by now,
-                await episode.server.run(episode.claim.run_id)  # or never knew this one; then this raises NotFound too
+            if isinstance(error, NotFound) and episode.claim.run_id:  # the server has moved on to another run,
+                await episode.server.run(episode.claim.run_id)  # or never had this one; then this raises NotFound too
             raise TeamOver(
-                ErrorCode.OVER_LIMIT, f"{name} cannot play any more: {error.detail}", **error.fields
+                ErrorCode.OVER_LIMIT, f"{name} cannot play any longer: {error.detail}", **error.fields
             ) from error
         self._held.append(name)
 
     async def _conclude(self) -> None:
-        """Prepare all, commit on the decider, inform the others. Raises: TeamAborted, TeamUndecided, Refusal."""
+        """Prepare all members, commit on the decider, then inform the others. Raises: TeamAborted, TeamUndecided, Refusal."""
         try:
             await self._prepare()
             self._asked_to_commit = True
@@ -156,12 +156,12 @@ class Team:
             tainted = lost.fields.get("dropped") == DropReason.TAINTED
             cause = Cause.SERVER if tainted else await self._lost_by() or Cause.CLIENT
             await self._abort(f"a member was lost: {lost}", cause)
-            raise TeamAborted(f"the team counts on no server: {lost}") from lost
+            raise TeamAborted(f"the team was aborted on every server: {lost}") from lost
         except BaseException as error:
             if not self._asked_to_commit:
                 await self._abort(f"{type(error).__name__}: {error}", self._blame(error))
                 raise
-            await self._let_go()  # the decider may have received it: only its decision counts
+            await self._let_go()  # the decider may have received the commit, so only its decision counts
             if isinstance(error, ServerUnreachable):
                 raise TeamUndecided(f"the decider did not answer the commit: {error}") from error
             raise
@@ -169,7 +169,7 @@ class Team:
         await self._inform(decided)
 
     async def _prepare(self) -> None:
-        """Prepare all members, the decider last: once it is prepared, any server in doubt can ask it."""
+        """Prepare all members, the decider last. Once it is prepared, any server in doubt can ask it for the decision."""
         deciding = self.members[self._decider]
         url = deciding.base_url.removesuffix("/v1")
         decider = Decider(url=url, episode_id=deciding.id, key=deciding.grant.team_key)
@@ -186,7 +186,7 @@ class Team:
         return await episode.server.commit(episode.id, episode.grant.lease, patience)
 
     async def _inform(self, decided: TeamReceipt) -> None:
-        """Inform the other servers, best effort: one that cannot be reached asks the decider."""
+        """Tell the other servers about the commit. This is best effort: a server that cannot be reached will ask the decider."""
         others = [name for name in self.members if name != self._decider]
         commits = (self._commit(name, INFORM_PATIENCE) for name in others)
         outcomes: list[TeamReceipt | BaseException] = []
@@ -205,9 +205,9 @@ class Team:
                 raise outcome
 
     async def _abort(self, reason: str, cause: Cause, *, given_up: bool = False) -> None:
-        """Abort all members, the decider first. Only while no commit can have been received, or after it was refused.
+        """Abort all members, the decider first. Call this only if no commit can have arrived, or after the commit was refused.
 
-        given_up: the caller wanted it; nothing failed.
+        `given_up` means that the caller asked for the abort and nothing failed.
         """
         words = redact(reason)[-REASON_CHARS:]
         for name in sorted(self._held, key=lambda name: name != self._decider):
@@ -217,7 +217,7 @@ class Team:
             except (LeaseLost, NotFound):  # already closed
                 continue
             except SwarmError as error:
-                log.warning("could not abort episode %s; its server settles it: %s", episode.id, error)
+                log.warning("could not abort episode %s; its server will settle it: %s", episode.id, error)
         await self._let_go(words if given_up else None, cause)
 
     async def _let_go(self, given_up: str | None = None, cause: Cause | None = None) -> None:
@@ -225,19 +225,19 @@ class Team:
             await self.members[name].let_go(given_up=given_up, cause=cause)
 
     def _blame(self, error: BaseException) -> Cause:
-        """Who lost the team, if this error ended it. The error may be about a request to any member's server."""
+        """Return who is to blame if `error` ended the team. The error may come from a request to any member's server."""
         if isinstance(error, asyncio.CancelledError):
             return next(iter(self.members.values())).blame(error)
         held = [self.members[name] for name in self._held]
         return cause_of(error, [address for episode in held for address in episode.addresses])
 
     async def _found_cause(self, error: BaseException) -> Cause:
-        """Like `_blame`, but if a member was lost before the agent failed, the cause of that loss counts for the team."""
+        """Do the same as `_blame`, but if a member was lost before the agent failed, use the cause of that loss."""
         cause = self._blame(error)
         return await self._lost_by() or cause if cause is Cause.ROLLOUT else cause
 
     async def _lost_by(self) -> Cause | None:
-        """Who lost a member, according to its server; None if none was lost."""
+        """Return who is to blame for losing a member, according to that member's server; None if no member was lost."""
         for name in self._held:
             episode = self.members[name]
             try:
@@ -264,22 +264,28 @@ def team(
     patience_s: float = 60.0,
     **members: SwarmClient | Episode,
 ) -> Team:
-    """`async with team(task_id="t-1", planner=swarm_a, solver=swarm_b) as ep`.
+    """Return a team, for use as `async with team(task_id="t-1", planner=swarm_a, solver=swarm_b) as ep`.
 
-    decider: the member whose server decides; None: the first. patience_s: how long this client may be silent after the members
-    are prepared, before the servers settle without it. A member may be a client or an episode: your own, or one that is already
-    claimed, such as the one that `run_tasks` gives to its rollout (then members that are clients take its task, kind, mix and
-    sampling).
+    A member is a client or an episode. If an episode is already claimed, such as the one that `run_tasks` passes to its rollout,
+    the members that are clients take over its task, kind, mix and sampling.
+
+    Args:
+        task_id: the task to claim; needed unless a member is already claimed.
+        decider: name of the member whose server decides; None means the first member.
+        patience_s: how long this client may stay silent after preparing the members before the servers settle the team without it.
+        members: the members by name, as keyword arguments.
+    The other arguments are those of `SwarmClient.episode`.
+    Raises: ValueError for fewer than two members, an unknown decider, a missing task, or two members on one server.
     """
     if len(members) < 2:
-        raise ValueError("a team has at least two members: team(task_id=..., planner=swarm_a, solver=swarm_b)")
+        raise ValueError("a team needs at least two members: team(task_id=..., planner=swarm_a, solver=swarm_b)")
     if decider is not None and decider not in members:
         raise ValueError(f"decider must be one of {', '.join(members)}, got {decider!r}")
     model = next((member for member in members.values() if isinstance(member, Episode) and member.claimed), None)
     if model is not None:
         task_id, kind, mix, sampling = model.claim.task_id, model.claim.kind, model.claim.mix, model.sampling
     if task_id is None and any(isinstance(member, SwarmClient) for member in members.values()):
-        raise ValueError("which task? give task_id, or a member that is claimed already")
+        raise ValueError("give task_id, or a member that is already claimed")
     episodes = {
         name: member
         if isinstance(member, Episode)
@@ -300,26 +306,26 @@ def team(
 
 
 def _refuse_shared_servers(members: Mapping[str, Episode]) -> None:
-    """Refuse two members on one server, where they would be each other's baseline in one group. Raises: ValueError."""
+    """Raise ValueError if two members are on one server, where they would share a group and be compared with each other."""
     names: dict[str, str] = {}
     for name, episode in members.items():
         other = names.setdefault(episode.server.url, name)
         if other != name:
             raise ValueError(
-                f"{other} and {name} are on the same server, {episode.server.url}: give each a server of its own, or play both "
+                f"{other} and {name} are on the same server, {episode.server.url}: give each its own server, or play both "
                 f"in one episode, as the models policy@{other} and policy@{name}, and end it with agent_rewards"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """Another model of a trial that trains several: its server and its run. A workflow gets them by role (`meet`)."""
+    """The server and run of another model in a trial that trains several. A workflow's `meet` receives its partners by role."""
 
     swarm: SwarmClient
     run_id: str
 
     def episode_with(self, episode: Episode) -> Episode:
-        """This model's episode for the task of a claimed `episode`, not yet claimed: for `team(solver=episode, planner=...)`."""
+        """Return an unclaimed episode of this model for the same task as `episode`, for use in `team(solver=episode, planner=...)`."""
         claim = episode.claim
         return self.swarm.episode(
             task_id=claim.task_id,

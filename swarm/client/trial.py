@@ -1,8 +1,8 @@
 """Runs one trial in its own process: `python -m swarm.client.trial BLUEPRINT.json`.
 
-Evaluates held-out tasks, trains to the run's limit and evaluates again, with interim evaluations if the blueprint wants them. Keeps
-no state: after a kill at any moment, the same command continues from the server's state. Progress goes to standard output as
-JSON lines.
+Evaluates on held-out tasks, trains to the run's limit and evaluates again, with interim evaluations if the blueprint asks for them.
+The process keeps no state: if it is killed at any moment, the same command continues from the server's state. Progress goes to
+standard output as JSON lines.
 
 Exit codes: 0 done, 1 failed (the traceback is on standard error), 2 the blueprint cannot be used.
 """
@@ -42,7 +42,7 @@ from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, PoolStatus, RunReport
 
 SPARE_S = 60.0
-"""How much longer than its server's own patience a run may make no progress before the trial fails, in seconds."""
+"""Extra time, in seconds, beyond the server's own patience that a run may make no progress before the trial fails."""
 
 
 class TrialFailed(SwarmError):
@@ -50,12 +50,12 @@ class TrialFailed(SwarmError):
 
 
 def client_id(trial_key: str) -> str:
-    """The client_id of this trial's episodes, the same in every process."""
+    """Return the client_id for a trial's episodes. It is the same in every process."""
     return f"trial:{trial_key}"
 
 
 def elsewhere_id(trial_key: str, instrument: str) -> str:
-    """The client_id of the trial's episodes of another instrument."""
+    """Return the client_id for a trial's episodes on another instrument."""
     return f"{client_id(trial_key)}:on:{instrument}"
 
 
@@ -72,8 +72,17 @@ class Trial:
         interim: SwarmClient | None = None,
         further: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
-        """interim: the client for interim evaluations, if the blueprint has any. further: called after the evaluation that
-        follows training."""
+        """Set up the trial.
+
+        Args:
+            blueprint: what to evaluate and train.
+            swarm: the client for the trial's server.
+            workflow: the instrument's functions.
+            out: receives progress as JSON lines.
+            partners: the trial's other models, by role.
+            interim: the client for interim evaluations, if the blueprint has any.
+            further: called in order after the evaluation that follows training.
+        """
         self._further = further
         self._blueprint = blueprint
         self._interim = interim
@@ -83,7 +92,7 @@ class Trial:
         self._out = out
 
     async def carry_out(self) -> None:
-        """Raises: TrialFailed, RolloutsFailing, Refusal, ServerUnreachable."""
+        """Run the trial, or continue it from the server's state. Raises: TrialFailed, RolloutsFailing, Refusal, ServerUnreachable."""
         run = await self._swarm.run(self._blueprint.run_id)
         if run.step == 0 and run.status == "running":
             await self._evaluate("before", run)
@@ -99,14 +108,14 @@ class Trial:
         self._say("done", step=run.step)
 
     async def carry_out_elsewhere(self, instrument: str) -> None:
-        """Play held-out tasks of another instrument after training. This trial's blueprint and workflow must be that instrument's.
+        """Play held-out tasks of another instrument after training. This object's blueprint and workflow must be that instrument's.
 
-        Raises: as `carry_out`.
+        Raises the same errors as `carry_out`.
         """
         await self._evaluate("after", await self._swarm.run(self._blueprint.run_id), on=instrument)
 
     async def _evaluate(self, when: str, run: RunReport, *, on: str | None = None) -> None:
-        """Run one evaluation. on: the other instrument that the tasks belong to; None: they are the trial's own."""
+        """Run one evaluation. `on` names another instrument that the tasks belong to; None means the trial's own."""
         heldout = self._blueprint.heldout
         tasks = await self._heldout_tasks()
         self._say(when, step=run.step, tasks=len(tasks), episodes=len(tasks) * heldout.episodes, on=on)
@@ -126,7 +135,7 @@ class Trial:
         self._say(f"{when}_ended", step=run.step, report=report, on=on)
 
     async def _with_interim(self, tasks: TaskStream, run: RunReport) -> TaskStream:
-        """The stream of training tasks, paused for interim evaluations if there are any."""
+        """Return the stream of training tasks, which pauses for interim evaluations if the trial has any."""
         heldout, swarm = self._blueprint.heldout, self._interim
         if heldout.interim is None or swarm is None:
             return tasks
@@ -166,7 +175,9 @@ class Trial:
             **self._shared(),
         )
         if not report.run_over:
-            raise TrialFailed("the train tasks ran out before the run reached its limit")
+            raise TrialFailed(
+                "the training tasks ran out before the run reached its limit; make tasks('train', ...) endless"
+            )
         run = await _settled(self._swarm, run.run_id)
         for partner in self._partners.values():
             await _settled(partner.swarm, partner.run_id)
@@ -174,7 +185,7 @@ class Trial:
         return run
 
     async def _require_evaluation_before(self) -> None:
-        """Check that the evaluation of step 0 exists, because its weights are gone. Raises: TrialFailed."""
+        """Raise TrialFailed if the evaluation at step 0 is missing: it can no longer be made, because those weights are gone."""
         of_each, run_id, me = self._blueprint.heldout.episodes, self._blueprint.run_id, self._swarm.client_id
         missing = {task.id: of_each for task in await self._heldout_tasks()}
         wanted = sum(missing.values())
@@ -190,7 +201,7 @@ class Trial:
             )
 
     async def _set_aside(self, task_ids: Sequence[str]) -> bool:
-        """Whether all of these held-out tasks were tried and skipped, so that their missing episodes never come."""
+        """True if all of these held-out tasks were tried and set aside, so that their missing episodes will never come."""
         for task_id in task_ids:
             found = await self._swarm.summary(
                 run_id=self._blueprint.run_id, client_id=self._swarm.client_id, task_id=task_id, kind="eval"
@@ -222,9 +233,9 @@ class Trial:
 
 
 async def _settled(swarm: SwarmClient, run_id: str) -> RunReport:
-    """Wait until the run is over and its last weights are served. The trial plays no further episodes meanwhile.
+    """Wait until the run is over and its last weights are served. The trial plays no more episodes meanwhile.
 
-    Raises: TrialFailed if the run waits for episodes that nobody plays and has no time limit.
+    Raises: TrialFailed if the run has no time limit and is waiting for episodes that nobody plays.
     """
     run, status = await swarm.run(run_id), await swarm.status()
     seen, since = None, swarm.clock.monotonic()
@@ -242,7 +253,10 @@ async def _settled(swarm: SwarmClient, run_id: str) -> RunReport:
 
 
 def _patience_s(spec: RunSpec) -> float:
-    """How long a server may wait for the rest of a group or a family before it makes a step without it."""
+    """Return how long to wait for progress, in seconds.
+
+    This is how long a server may wait for the rest of a group or family before it makes a step without it, plus a margin.
+    """
     return spec.batch.group_patience_s + max((mix.patience_s for mix in spec.batch.mix.values()), default=0.0) + SPARE_S
 
 
@@ -250,9 +264,9 @@ def _what_lacks(url: str, run: RunReport, pool: PoolStatus) -> str:
     limit = run.spec.limits.steps
     return (
         f"run {run.run_id} at {url} is at step {run.step}{f' of {limit}' if limit else ''} with {pool.groups_ready} of the "
-        f"{pool.groups_needed} groups of its next step, and nobody plays for it any more: another run of the trial is over, "
-        f"and its tasks are played by all models or by none. Models that are trained together need equal limits and batches; "
-        f"`swarm ledger --summary --url {url}` tells which episodes were dropped"
+        f"{pool.groups_needed} groups of its next step, and nobody plays for it any longer: another run of the trial is over, "
+        f"and tasks are played by all models or by none. Models that are trained together need equal limits and batches; "
+        f"`swarm ledger --summary --url {url}` shows which episodes were dropped"
     )
 
 
@@ -260,10 +274,15 @@ def _what_lacks(url: str, run: RunReport, pool: PoolStatus) -> str:
 async def _partners_of(
     blueprint: TrialBlueprint, workflow: Workflow, token: str | None, clock: Clock
 ) -> AsyncIterator[dict[str, Partner]]:
-    """The trial's other models, which are passed to its workflow's `meet`. Raises: WorkflowFault if the workflow has none."""
+    """Connect to the trial's other models, pass them to the workflow's `meet`, and yield them by role.
+
+    Raises: WorkflowFault if there are partners but the workflow has no `meet`.
+    """
     if blueprint.partners and workflow.meet is None:
         roles = ", ".join(blueprint.partners)
-        raise WorkflowFault(f"{blueprint.workflow} defines no function 'meet', and the trial has partners: {roles}")
+        raise WorkflowFault(
+            f"{blueprint.workflow} must define a function 'meet', because the trial has partners: {roles}"
+        )
     async with AsyncExitStack() as stack:
         partners = {}
         for role, run in blueprint.partners.items():
@@ -284,7 +303,7 @@ async def _partners_of(
 async def run_blueprint(
     blueprint: TrialBlueprint, *, token: str | None, out: TextIO, clock: Clock | None = None
 ) -> None:
-    """Carry a trial out, or continue it. Raises: as `Trial.carry_out`, and WorkflowFault."""
+    """Carry out a trial, or continue it. Raises WorkflowFault and the errors of `Trial.carry_out`."""
     workflow = load_workflow(Path(blueprint.instrument_dir), blueprint.workflow)
     clock, me = clock or SystemClock(), client_id(blueprint.trial_key)
     url, version = blueprint.server_url, blueprint.code_version
@@ -304,7 +323,7 @@ async def run_blueprint(
 async def _elsewhere(
     blueprint: TrialBlueprint, elsewhere: Elsewhere, token: str | None, out: TextIO, clock: Clock
 ) -> None:
-    """Play held-out tasks of another instrument with the trained model. Raises: as `Trial.carry_out`."""
+    """Play held-out tasks of another instrument with the trained model. Raises the same errors as `run_blueprint`."""
     workflow = load_workflow(Path(elsewhere.instrument_dir), elsewhere.workflow)
     fields = {name: getattr(elsewhere, name) for name in ("instrument_dir", "workflow", "parameters", "heldout")}
     there = blueprint.model_copy(update={**fields, "code_version": elsewhere.code_version, "elsewhere": ()})
@@ -325,7 +344,7 @@ async def _until_told_to_stop(blueprint: TrialBlueprint, token: str | None) -> N
 
 
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """The program: read the blueprint, carry it out, return an exit code."""
+    """Run the program: read the blueprint, carry it out, and return an exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     env = os.environ if environ is None else environ
     if len(given) != 1:
@@ -338,7 +357,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
         return 2
     except ValidationError as error:
         faults = "; ".join(str(fault) for fault in explain(error, TrialBlueprint))
-        sys.stderr.write(f"the blueprint {given[0]} is not usable: {faults}\n")
+        sys.stderr.write(f"the blueprint {given[0]} is invalid: {faults}\n")
         return 2
     try:
         logs.configure(logs.level_of(env))
@@ -348,7 +367,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
     try:
         asyncio.run(_until_told_to_stop(blueprint, env.get("SWARM_TOKEN") or None))
     except asyncio.CancelledError:
-        sys.stderr.write("stopped by SIGTERM; the same command goes on from here\n")
+        sys.stderr.write("stopped by SIGTERM; run the same command again to continue\n")
         return 1
     except KeyboardInterrupt:
         return 130

@@ -1,4 +1,4 @@
-"""The only seam to the network: sends a request and returns an answer or raises a typed error.
+"""The client's only access to the network: sends a request, and returns the response body or raises a typed error.
 
 Knows HTTP, JSON, retries and problem documents, but nothing about runs or episodes. Branches only on error codes.
 """
@@ -36,16 +36,21 @@ Model = TypeVar("Model", bound=BaseModel)
 _PROBLEM_FIELDS = frozenset(Problem.model_fields)
 _LOG = logging.getLogger(__name__)
 _SILENT_S = 2.0
-"""Time without an answer after which the server is logged, in seconds."""
+"""Time without a response, in seconds, after which a warning is logged."""
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
-"""Statuses that a proxy returns when its server is away; they count only without a problem document."""
+"""Statuses that a proxy returns when the server behind it is down. They mean this only if there is no problem document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to retry a request. Zero means a single try.
+    """How long to retry a request in each situation, in seconds. Zero means no retry.
 
-    connect_s: while nothing answers. later_s: while the server says later. full_s: while the server's disk is full.
+    Args:
+        connect_s: while nothing answers.
+        later_s: while the server says to try later.
+        full_s: while the server's disk is full.
+        first_delay_s: pause before the first retry. It doubles with each retry.
+        longest_delay_s: maximum pause between retries.
     """
 
     connect_s: float = 60.0
@@ -61,7 +66,7 @@ class Patience:
 
 
 class Wire:
-    """Requests to one server, over a shared pool of connections."""
+    """Sends requests to one server over a shared connection pool."""
 
     def __init__(
         self,
@@ -90,7 +95,7 @@ class Wire:
         )
 
     def with_patience(self, patience: Patience) -> Wire:
-        """A copy with another patience over the same connections. Closing either one closes the connections."""
+        """Return a copy with another patience that shares the connections. Closing either one closes the connections."""
         other = copy.copy(self)
         other.patience = patience
         return other
@@ -110,9 +115,18 @@ class Wire:
         repeatable: bool = True,
         patience: Patience | None = None,
     ) -> bytes:
-        """Send a request; return the body of a 2xx answer. wait_s: how long the server may take. repeatable: sending it twice is harmless.
+        """Send a request and return the body of a 2xx response.
 
-        Raises: the Refusal of the answer's code, ServerUnreachable, NotASwarmServer.
+        Args:
+            method: the HTTP method.
+            path: the path on the server.
+            body: the JSON body, encoded.
+            params: query parameters.
+            headers: headers to send in addition to the usual ones.
+            wait_s: how long the server may hold the request before it responds.
+            repeatable: whether sending the request twice is harmless. If not, do not retry when it may have arrived.
+            patience: how long to retry; None means the default of this object.
+        Raises: the Refusal for the response's error code, ServerUnreachable, NotASwarmServer.
         """
         patience = patience or self.patience
         silent_since: float | None = None
@@ -146,11 +160,14 @@ class Wire:
                 may_repeat = repeatable or not isinstance(error, _Unanswered)
                 if silent_s >= patience.connect_s or not may_repeat:
                     raise self._unreachable(error) from error
-                pause_s, longest_s = delay_s, patience.connect_s - silent_s  # make the last try when patience ends
+                pause_s, longest_s = (
+                    delay_s,
+                    patience.connect_s - silent_s,
+                )  # try for the last time when patience runs out
                 if not self._told and silent_s >= _SILENT_S:
                     self._told = True
                     _LOG.warning(
-                        "no swarm server answers at %s (%s); trying on for up to %.0f s",
+                        "no swarm server answers at %s (%s); retrying for up to %.0f s",
                         self.url,
                         error,
                         patience.connect_s,
@@ -175,7 +192,7 @@ class Wire:
                 method, path, content=body, params=params, headers=headers, timeout=timeout
             )
         except (httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise InvalidSpec(ErrorCode.INVALID_SPEC, f"{path!r} cannot be asked for: {error}") from error
+            raise InvalidSpec(ErrorCode.INVALID_SPEC, f"{path!r} is not a valid request path: {error}") from error
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise ServerUnreachable(str(error) or type(error).__name__) from error
         except httpx.TransportError as error:
@@ -193,11 +210,11 @@ class Wire:
 
 
 class _Unanswered(ServerUnreachable):
-    """The request may have arrived; its answer did not."""
+    """The request may have arrived, but its response did not."""
 
 
 def checked_url(url: str) -> str:
-    """`url` without a trailing slash. Raises: NotASwarmServer if it is not a url."""
+    """Return `url` without a trailing slash. Raises: NotASwarmServer if it is not the URL of a server."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -208,14 +225,17 @@ def checked_url(url: str) -> str:
 
 
 def checked_token(token: str | None) -> str | None:
-    """Raises: ValueError, which does not quote the token, if it cannot be sent."""
+    """Return the token. Raises: ValueError, which does not quote the token, if it cannot be sent in a header."""
     if token and not (token.isascii() and token.isprintable()):
         raise ValueError("a token must be one line of printable ASCII characters")
     return token
 
 
 def _error_of(answer: httpx.Response, *, heard: bool) -> Exception:
-    """The typed error of an answer. heard: a swarm server has answered here before, so an error without a code comes from a proxy."""
+    """Return the typed error for a response.
+
+    `heard` means that a swarm server has answered at this address before, so a server error without a code must come from a proxy.
+    """
     try:
         problem = Problem.model_validate_json(answer.content)
     except ValidationError:
@@ -235,7 +255,7 @@ def _error_of(answer: httpx.Response, *, heard: bool) -> Exception:
 
 
 def written(message: BaseModel) -> bytes:
-    """The message as JSON. Raises: InvalidSpec for values that JSON cannot hold."""
+    """Return the message as JSON. Raises: InvalidSpec for values that JSON cannot represent."""
     try:
         return message.model_dump_json().encode()
     except PydanticSerializationError as error:
@@ -243,7 +263,7 @@ def written(message: BaseModel) -> bytes:
 
 
 def require_finite_metadata(metadata: Mapping[str, Any]) -> None:
-    """Raises: InvalidSpec for a number that would be stored as null, or a value that JSON cannot hold."""
+    """Raise InvalidSpec for a number that is not finite, which would be stored as null, or a value that JSON cannot represent."""
     try:
         plain = to_jsonable_python(metadata)
     except PydanticSerializationError as error:
@@ -252,21 +272,21 @@ def require_finite_metadata(metadata: Mapping[str, Any]) -> None:
 
 
 def _unsendable(error: PydanticSerializationError) -> InvalidSpec:
-    return InvalidSpec(ErrorCode.INVALID_SPEC, f"it cannot be sent: {error}; use plain JSON values")
+    return InvalidSpec(ErrorCode.INVALID_SPEC, f"the message cannot be sent as JSON: {error}; use plain JSON values")
 
 
 def _require_finite(value: object, where: str) -> None:
-    """Raises: InvalidSpec for a number that would be stored as null."""
+    """Raise InvalidSpec for a number that is not finite, which would be stored as null."""
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidSpec(
-            ErrorCode.INVALID_SPEC, f"{where} is {value}, which is not a number in JSON; leave it out or send null"
+            ErrorCode.INVALID_SPEC, f"{where} is {value}, which JSON cannot represent; leave it out or send null"
         )
     for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         _require_finite(part, f"{where}[{key!r}]")
 
 
 def with_text_keys(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Raises: InvalidSpec if a key is not a string."""
+    """Return a copy of the metadata. Raises: InvalidSpec if a top-level key is not a string."""
     for key in metadata or ():
         if not isinstance(key, str):
             raise InvalidSpec(ErrorCode.INVALID_SPEC, f"metadata has the key {key!r}; keys must be strings")
@@ -274,13 +294,13 @@ def with_text_keys(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def read(model: type[Model], raw: bytes) -> Model:
-    """Parse an answer. Raises: NotASwarmServer if it is not one, for example a web page."""
+    """Parse a response body as `model`. Raises: NotASwarmServer if it is something else, for example a web page."""
     try:
         return model.model_validate_json(raw, context=AS_STORED)
     except ValidationError as error:
-        raise NotASwarmServer(f"the answer is not a {model.__name__}; is this a swarm server?") from error
+        raise NotASwarmServer(f"the response is not a {model.__name__}; is this a swarm server?") from error
 
 
 def sendable(text: str) -> str:
-    """`text` with lone surrogates, which JSON cannot hold, replaced by their escapes."""
+    """Return `text` with lone surrogates, which JSON cannot represent, replaced by escape sequences."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -99,13 +99,13 @@ def test_tasks_that_change_with_their_number_cannot_be_left_to_others(folder: Pa
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('f"{split}-{seed}-{number}"', 'f"heldout-{number}"', "'heldout-0' is both trained and held out"),
-        ('f"{split}-{number}" if', 'f"{split}-{seed}" if', "gives the same task twice"),
+        ('f"{split}-{seed}-{number}"', 'f"heldout-{number}"', "task 'heldout-0' is both in 'train' and in 'heldout'"),
+        ('f"{split}-{number}" if', 'f"{split}-{seed}" if', "yields the same task twice"),
         ('f"{split}-{number}" if', 'f"{split}-{seed}-{number}" if', "depends on the seed"),
-        ('f"{split}-{seed}-{number}"', 'f"{id(object())}-{__import__(\'os\').urandom(4).hex()}"', "other tasks the second time"),
-        ("[:count]", "[:0]", "gives no tasks"),
-        ("range(500)", "range(50)", "gives 50 tasks and ends; it must go on for ever"),
-        ("[Task(name, name)", "[name", "gives str, not swarm.client.Task"),
+        ('f"{split}-{seed}-{number}"', 'f"{id(object())}-{__import__(\'os\').urandom(4).hex()}"', "yields different tasks the second time"),
+        ("[:count]", "[:0]", "yields no tasks"),
+        ("range(500)", "range(50)", "ends after 50 tasks; it must be endless"),
+        ("[Task(name, name)", "[name", "yields str, not swarm.client.Task"),
         ("return [Task", "raise ValueError('data, line 3: is not JSON')\n    return [Task", "repeat: data, line 3: is not JSON"),
         ("return [Task", "1 / 0\n    return [Task", "ZeroDivisionError: division by zero"),
         ("return [Task", "raise KeyError('one', 'two') from Exception('a\\nb')\n    return [Task", "KeyError: ('one', 'two')"),
@@ -128,7 +128,7 @@ def test_parameters_that_factors_set_have_to_be_there(folder: Path) -> None:
     sound = with_code(folder, SOUND)
     rehearsed(sound, sys.executable, [{}], 8, names=["syllables"])
     for name, says in (
-        ("sylables", "repeat: tasks takes no 'sylables'; did you mean 'syllables'?"),
+        ("sylables", "repeat: tasks has no parameter 'sylables'; did you mean 'syllables'?"),
         ("seed", "no 'seed'"),
     ):
         with pytest.raises(PlanningRefused, match=says):

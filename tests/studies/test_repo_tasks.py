@@ -235,8 +235,8 @@ async def test_any_command_is_an_agent_and_sees_nothing_of_the_hidden_tests(
 @pytest.mark.parametrize(
     ("agent", "cause", "words"),
     [
-        ("sh -c 'echo no idea >&2; exit 3'", "rollout", "it said last: no idea"),
-        ("no-such-program", "rollout", "there is no program 'no-such-program'"),
+        ("sh -c 'echo no idea >&2; exit 3'", "rollout", "its last output: no idea"),
+        ("no-such-program", "rollout", "program 'no-such-program' not found"),
     ],
 )
 async def test_an_agent_that_fails_earns_nothing(

@@ -118,5 +118,5 @@ def test_what_no_rule_tells_is_left_open() -> None:
     assert diagnose(seen("goodbye", exit_code=0)).cause is Cause.UNKNOWN
     for killed in (None, -9):
         assert diagnose(seen("", exit_code=killed, stalled=True)).cause is Cause.UNKNOWN
-    outside = trace("swarm.client.trial.TrialFailed: the train tasks ran out", own=False)
+    outside = trace("swarm.client.trial.TrialFailed: the training tasks ran out", own=False)
     assert diagnose(seen(outside)).cause is Cause.UNKNOWN

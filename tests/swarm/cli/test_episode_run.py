@@ -195,14 +195,14 @@ def _keeping(place: Place) -> str:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (["--env", "SWARM_TOKEN"], "may hold a token or a lease"),
-        (["--env", "COPY"], "may hold a token or a lease"),
-        (["--scorer-env", "SWARM_TOKEN"], "may hold a token or a lease"),
-        (["--env", "NO_SUCH_NAME"], "there is no such variable"),
+        (["--env", "SWARM_TOKEN"], "may contain a token or a lease"),
+        (["--env", "COPY"], "may contain a token or a lease"),
+        (["--scorer-env", "SWARM_TOKEN"], "may contain a token or a lease"),
+        (["--env", "NO_SUCH_NAME"], "this environment variable is not set"),
         (["--read", "nowhere"], "there is no 'nowhere'"),
         (["--metadata", "[]"], "must be an object"),
         (["--scorer", "'"], "No closing quotation"),
-        (["--scorer", "no-such-scorer"], "there is no program 'no-such-scorer'"),
+        (["--scorer", "no-such-scorer"], "program 'no-such-scorer' not found"),
         (["--scorer", ""], "who scores it?"),
         (["--task", ""], "which task?"),
     ],
@@ -219,7 +219,7 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_claimed(
 
 
 def test_an_agent_that_is_no_program_is_refused_before_anything_is_claimed(place: Place) -> None:
-    assert "there is no program 'no-such-agent'" in place.run("echo 1", ["no-such-agent"]).err
+    assert "program 'no-such-agent' not found" in place.run("echo 1", ["no-such-agent"]).err
     assert "which agent?" in place.run("echo 1", []).err
 
 
@@ -246,7 +246,7 @@ def test_what_an_agent_may_read_and_write_can_be_widened_and_narrowed(place: Pla
 @pytest.mark.parametrize(
     ("scorer", "said"),
     [
-        ("sh -c 'echo 0; echo the tests are gone >&2; exit 1'", "exited with code 1; it said last: the tests are gone"),
+        ("sh -c 'echo 0; echo the tests are gone >&2; exit 1'", "exited with code 1; its last output: the tests are gone"),
         ("sh -c 'echo 1; kill -9 $$'", "was killed by SIGKILL"),
         ("true", "printed no reward (it printed nothing)"),
         ("echo well done", "printed no reward"),

@@ -201,7 +201,7 @@ async def test_a_web_page_is_not_taken_for_a_server() -> None:
 async def test_an_id_that_no_url_can_hold_is_refused() -> None:
     async with SwarmStub().client() as swarm:
         for asked in (swarm.run("run-1\n"), swarm.tasks(client_id="\udcff")):
-            with pytest.raises(InvalidSpec, match="cannot be asked for"):
+            with pytest.raises(InvalidSpec, match="is not a valid request path"):
                 await asked
 
 

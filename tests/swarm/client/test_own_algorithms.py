@@ -50,7 +50,7 @@ def test_an_entry_point_of_a_package_is_read_like_a_file(mine: Path, monkeypatch
     assert with_sources({"name": "ours"}) == {"name": f"{NAME}:advantage", "sources": {NAME: SOURCE}}
     assert "mine" not in sys.modules
     mine.unlink()
-    with pytest.raises(SourceFault, match="install its package anew"):
+    with pytest.raises(SourceFault, match="reinstall its package"):
         with_sources({"name": "ours"})
 
 

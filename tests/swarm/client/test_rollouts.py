@@ -188,7 +188,7 @@ async def test_a_rollout_that_raises_after_its_end_was_stored_has_not_crashed(ca
     async with SwarmStub().client() as swarm:
         report = await swarm.run_tasks(tasks(2), rollout)
     assert (report.ended, report.crashed) == (4, 0)
-    assert "raised after it had ended episode" in caplog.text
+    assert "raised an error after it had ended episode" in caplog.text
     assert "while it cleaned up" in caplog.text
     assert "crashed" not in caplog.text
 
@@ -200,7 +200,7 @@ async def test_run_tasks_that_has_nothing_to_play_says_why(caplog: pytest.LogCap
         assert "nothing was played" not in caplog.text
     async with stub.client() as swarm:
         assert (await swarm.run_tasks(tasks(2), right)).resumed == 4
-    assert "earlier processes of client 'c-1' have ended all 4 episodes" in caplog.text
+    assert "earlier processes of client 'c-1' have already ended all 4 episodes" in caplog.text
     async with stub.client(client_id="c-2") as swarm:
         assert (await swarm.run_tasks(tasks(2), right)).run_over
     assert f"run {RUN} is complete" in caplog.text
@@ -352,7 +352,7 @@ async def test_results_of_a_team_are_handed_in_all_or_none(bad: dict[str, Any]) 
         assert [member.ended for member in both.members.values()] == [False, False]
         both.end(rewards={"planner": 0.25, "solver": 0.5})
         assert [member.reward for member in both.members.values()] == [0.25, 0.5]
-        with pytest.raises(RuntimeError, match="was ended already"):
+        with pytest.raises(RuntimeError, match="has already ended"):
             both.end(rewards={"planner": 0.0, "solver": 0.0})
         both.abort("the stub knows no teams")
 
