@@ -21,9 +21,12 @@ from swarm.client.team import Partner
 class Workflow:
     """The functions of a workflow.
 
-    tasks(split, seed, count, **parameters): a stream of Task; split: `train` or `heldout`; count None: endless.
-    meet(partners): optional; called with the other models by role, before the first rollout of a trial that trains several.
-    close: optional; called after the last rollout.
+    Args:
+        tasks: `tasks(split, seed, count, **parameters)` returns a stream of Task. `split` is `train` or `heldout`; if `count` is
+            None, the stream is endless.
+        rollout: `rollout(episode, task)` makes one attempt at a task.
+        close: optional; called after the last rollout.
+        meet: optional; `meet(partners)` gets the other models by role before the first rollout of a trial that trains several.
     """
 
     tasks: Callable[..., TaskStream]
@@ -33,23 +36,23 @@ class Workflow:
 
 
 def load_workflow(folder: Path, file: str) -> Workflow:
-    """The workflow in `folder`/`file`. Its neighbours are importable as siblings (`from .reward import score`).
+    """Load the workflow in `folder`/`file`. It can import its neighbours with relative imports (`from .reward import score`).
 
-    Raises: WorkflowFault; whatever the file itself raises.
+    Raises: WorkflowFault, and any error that the file itself raises.
     """
     return workflow_of(load_module(folder, file), str(folder / file))
 
 
 def load_module(folder: Path, file: str) -> ModuleType:
-    """The module, loaded anew. Raises: WorkflowFault if there is no such file; whatever the file itself raises."""
+    """Load the module afresh. Raises: WorkflowFault if the file does not exist, and any error that the file itself raises."""
     path = folder / file
     if not path.is_file():
-        raise WorkflowFault(f"there is no workflow file {path}")
+        raise WorkflowFault(f"workflow file {path} does not exist")
     return _load_in_package(path)
 
 
 def workflow_of(module: ModuleType, where: str) -> Workflow:
-    """The workflow that a loaded module defines. Raises: WorkflowFault."""
+    """Return the workflow that a loaded module defines. Error messages call the module `where`. Raises: WorkflowFault."""
     for name in ("tasks", "rollout"):
         if not callable(getattr(module, name, None)):
             raise WorkflowFault(f"{where} defines no function {name!r}")
@@ -64,9 +67,9 @@ def workflow_of(module: ModuleType, where: str) -> Workflow:
 
 
 def load_rollout(reference: str) -> Rollout:
-    """`module:function` or `file.py:function`; a plain function is played in a thread, as the synchronous client plays it.
+    """Load the rollout that `reference` names, as `module:function` or `file.py:function`. A plain function will run in a thread.
 
-    Raises: WorkflowFault; whatever the module itself raises.
+    Raises: WorkflowFault, and any error that the module itself raises.
     """
     source, _, name = reference.rpartition(":")
     if not source or not name or (source.startswith(".") and not source.endswith(".py")):
@@ -74,7 +77,7 @@ def load_rollout(reference: str) -> Rollout:
     if source.endswith(".py"):
         path = Path(source).expanduser().resolve()
         if not path.is_file():
-            raise WorkflowFault(f"there is no file {path}")
+            raise WorkflowFault(f"file {path} does not exist")
         return _member(_load_in_package(path), name, source)
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -84,13 +87,13 @@ def load_rollout(reference: str) -> Rollout:
         if error.name is None or not (source == error.name or source.startswith(f"{error.name}.")):
             raise
         raise WorkflowFault(
-            f"there is no module {source!r} here; run from its folder, or write path/to/file.py:{name}"
+            f"module {source!r} not found; run from its folder, or write path/to/file.py:{name}"
         ) from error
     return _member(module, name, source)
 
 
 def _load_in_package(path: Path) -> ModuleType:
-    """Load a file as a module of a package made of its folder, so that relative imports find its neighbours."""
+    """Load a file as a module of a package that stands for its folder, so that relative imports find its neighbours."""
     folder = path.resolve().parent
     package = "study_" + "".join(char if char.isalnum() else "_" for char in folder.name)
     home = sys.modules.get(package)
@@ -117,7 +120,9 @@ def _member(module: ModuleType, name: str, source: str) -> Rollout:
         asynchronous: Rollout = found
         return asynchronous
     if not callable(found):
-        raise WorkflowFault(f"{source}:{name} is no function: a rollout is `def {name}(episode, task)`, plain or async")
+        raise WorkflowFault(
+            f"{source}:{name} is not a function: a rollout is `def {name}(episode, task)`, plain or async"
+        )
     from swarm.client.sync import plain_rollout  # starts no thread until it is played
 
     return plain_rollout(found)

@@ -1,1 +1,1 @@
-"""The messages that servers and clients exchange: specs, episodes, status, errors. Knows neither HTTP nor torch."""
+"""The messages that servers and clients exchange: specs, episodes, status and errors. Imports neither HTTP libraries nor torch."""

@@ -25,16 +25,16 @@ Share = Annotated[float, Field(ge=0, le=1), NotBoolean]
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """How a spec describes an algorithm: the fields of `SOME_USE` that it uses, and its own defaults where they differ."""
+    """What a spec needs to know about an algorithm: which fields of `SOME_USE` it uses, and which defaults it overrides."""
 
     uses: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     compares: Literal["group", "batch"] = "group"
-    """Which episodes an episode's reward is compared with."""
+    """Whether an episode's reward is compared with those of its group or of the whole batch."""
     lacks: tuple[str, ...] = ()
-    """Fields that all other algorithms use."""
+    """Fields that all other algorithms use, but this one does not."""
     batch: Mapping[str, Any] = field(default_factory=dict)
-    """Defaults of the run's `batch`."""
+    """Defaults for the run's `batch`."""
 
 
 _PPO = ("advantage_norm", "gamma", "gae_lambda", "value_learning_rate", "value_coef", "value_clip")
@@ -74,19 +74,19 @@ if TYPE_CHECKING:
 else:
     CorrectionName = Literal[tuple(CORRECTIONS)]
 _OWN_ADVANTAGE = Registered(compares="batch")
-"""The entry for a user's own function: groups need not have two episodes."""
+"""The entry for a user's own function. It allows groups with a single episode."""
 _REFERENCE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.py):([A-Za-z_][A-Za-z0-9_]{0,99})")
 MOST_SOURCE = 100_000
-"""Longest source file of users' own functions, in characters."""
+"""Maximum size of a source file with users' own functions, in characters."""
 
 
 def registered(name: str) -> Registered:
-    """The entry of the algorithm with this name, built in or a user's own function."""
+    """Return the entry for the algorithm with this name, which is built in or a user's own function."""
     return ALGORITHMS.get(name, _OWN_ADVANTAGE)
 
 
 def own_function(text: object) -> tuple[str, str] | None:
-    """File and name if the text has the form `FILE.py:NAME`, else None. A spec allows a bare file name only, no path."""
+    """Return the file and the function name if the text has the form `FILE.py:NAME`, else None. FILE must not contain a path."""
     found = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
     return (found[1], found[2]) if found else None
 
@@ -99,22 +99,22 @@ def _written_so(text: str) -> str:
 
 OwnFunction = Annotated[str, AfterValidator(_written_so)]
 OWN_FIELDS = ("name", "loss", "importance_correction")
-"""Fields that may name a user's own function: for the advantage, the loss and the importance correction."""
+"""Fields that may name a user's own function, for the advantage, the loss and the importance correction respectively."""
 SOME_USE = frozenset(name for each in ALGORITHMS.values() for name in each.uses)
-"""Fields that only some algorithms use; all use the others."""
+"""Fields that only some algorithms use. All other fields are used by every algorithm, except for those in `Registered.lacks`."""
 
 
 class AlgorithmSpec(ClientModel):
-    """How rewards become a loss. Sources and equations stand with each algorithm, in `swarm.engine.algorithms`."""
+    """How rewards become a loss. Each algorithm's sources and equations are documented with it in `swarm.engine.algorithms`."""
 
     name: AlgorithmName | OwnFunction = "grpo"
-    """FILE.py:NAME: this function computes the advantage; everything else is as in grpo."""
+    """With FILE.py:NAME, that function computes the advantage, and everything else works as in grpo."""
     loss: Annotated[Literal["algorithm"] | OwnFunction, Field(exclude_if=lambda loss: loss == "algorithm")] = (
         "algorithm"
     )
-    """The loss of a token: the algorithm's, or a user's own function."""
+    """The per-token loss: the algorithm's own, or a user's function."""
     clip_low: Annotated[float, Field(gt=0, le=1), NotBoolean] = 0.2
-    """Ratios below 1 - clip_low are clipped; 1 is no bound."""
+    """Ratios below 1 - clip_low are clipped; 1 means no lower bound."""
     clip_high: Positive = 0.2
     kl: NonNegative = 0.0
     """Weight of the KL penalty toward the run's initial weights."""
@@ -122,65 +122,65 @@ class AlgorithmSpec(ClientModel):
     """loss: the k3 estimator is added to the loss. reward: the k1 estimator is subtracted from the rewards, token by token."""
     entropy: NonNegative = 0.0
     loss_agg: Literal["token", "call", "timeline", "episode", "constant"] = "episode"
-    """token: mean over all trained tokens. call / timeline / episode: mean inside each, then mean over them. A timeline is the
-    calls of an episode that continue one another. constant: sum inside each episode divided by loss_length, then mean over
+    """token: mean over all trained tokens. call, timeline, episode: mean within each, then mean over all of them. A timeline consists
+    of the calls of an episode that continue one another. constant: sum within each episode divided by loss_length, then mean over
     episodes."""
     loss_length: Count = 256
-    """Tokens that `loss_agg: constant` divides by; sampling.max_tokens keeps the loss's size."""
+    """Number of tokens that `loss_agg: constant` divides by. Set it to sampling.max_tokens to keep the loss's usual scale."""
     advantage_norm: Literal["std", "none"] = "std"
-    """std: advantages have unit standard deviation, in their group, or for ppo in the batch."""
+    """std: scale advantages to unit standard deviation within their group or, for ppo, within the batch."""
     baseline: Literal["none", "group"] = "none"
-    """group: subtract the group's mean reward before the batch is normalised."""
+    """group: subtract the group's mean reward before normalizing over the batch."""
     gamma: Annotated[float, Field(gt=0, le=1), NotBoolean] = 1.0
-    """Discount per token."""
+    """Discount factor per token."""
     gae_lambda: Share = 1.0
     value_learning_rate: Positive = 5e-3
     """Learning rate of the critic, constant over the run."""
     value_coef: NonNegative = 0.0
-    """Weight of the critic's loss in the gradient of the policy's body; 0: the critic reads the body and leaves it alone."""
+    """Weight of the critic's loss in the gradient of the policy's body. With 0, the critic reads the body but does not train it."""
     value_clip: Positive = 0.5
-    """A value that moves further than this from its value before the step gets no gradient."""
+    """A value prediction that moves further than this from its value before the step gets no gradient."""
     overlong_buffer: Share = 0.2
-    """Final share of sampling.max_tokens in which each token costs the answer some reward; 0: none."""
+    """Share of sampling.max_tokens, at the end, in which each further token reduces the answer's reward; 0 turns this off."""
     overlong_penalty: NonNegative = 1.0
-    """Reward that an answer of length sampling.max_tokens loses."""
+    """How much reward an answer of length sampling.max_tokens loses."""
     tau_positive: Positive = 1.0
-    """How fast the gradient fades as the ratio leaves 1, for tokens with an advantage above 0."""
+    """How fast the gradient fades as the ratio moves away from 1, for tokens with a positive advantage."""
     tau_negative: Positive = 1.05
     """The same for all other tokens."""
     importance_correction: CorrectionName | OwnFunction = "none"
-    """For rollouts sampled in another precision or by older weights. truncated: weight tokens by
-    min(p_trainer / p_rollout, importance_limit). masked: by that ratio, and by 0 where it is above importance_limit or below
-    importance_floor. truncated_call, masked_call: by the product of these ratios over the call, likewise."""
+    """Corrects for rollouts sampled in another precision or by older weights. truncated: weight each token by
+    min(p_trainer / p_rollout, importance_limit). masked: weight it by the ratio, or by 0 if the ratio is above importance_limit or
+    below importance_floor. truncated_call, masked_call: the same with the product of the ratios over the whole call."""
     importance_limit: Positive = 2.0
     importance_floor: NonNegative = 0.0
     train_truncated: bool = True
-    """Whether calls cut off by max_tokens are trained."""
+    """Whether to train on calls that max_tokens cut off."""
     sources: Annotated[dict[str, str], Field(exclude_if=lambda sources: not sources)] = {}
     """Source texts of the files named in name, loss and importance_correction. The server executes them."""
 
     @property
     def own_functions(self) -> dict[str, tuple[str, str]]:
-        """File and name of each of the user's own functions, by the field that names it."""
+        """The file and name of each of the user's own functions, by the field that names it."""
         found = {field: own_function(getattr(self, field)) for field in OWN_FIELDS}
         return {field: function for field, function in found.items() if function is not None}
 
     @property
     def compares_groups(self) -> bool:
-        """Whether an episode's advantage depends on the others of its group."""
+        """Whether an episode's advantage depends on the other episodes of its group."""
         return registered(self.name).compares == "group" or self.baseline == "group"
 
     @model_validator(mode="before")
     @classmethod
     def _with_its_defaults(cls, data: Any) -> Any:
-        """Fill in the algorithm's defaults. Raises: misfit for fields of other algorithms and corrections."""
+        """Fill in the algorithm's defaults. Raises: `misfit` for fields that only other algorithms or corrections use."""
         name = data.get("name", "grpo") if isinstance(data, dict) else None
         if not isinstance(name, str) or not (name in ALGORITHMS or own_function(name)):
             return data
         filled = {**registered(name).defaults, **data}
         correction = filled.get("importance_correction", "none")
         foreign = {
-            field: f"{user} does not use {field}, a field of {', '.join(others)}: leave it out"
+            field: f"{user} does not use {field}, a field of {', '.join(others)}; omit it"
             for field in data
             for user, others in _strangers(field, name, correction)
         }
@@ -199,17 +199,17 @@ class AlgorithmSpec(ClientModel):
         own = self.own_functions
         problems = {field: problem for field, (file, name) in own.items() if (problem := self._unfit(file, name))}
         for file in self.sources.keys() - {file for file, _ in own.values()}:
-            problems["sources"] = f"no field means {file!r}: leave it out"
+            problems["sources"] = f"no field refers to {file!r}; omit it"
         if problems:
             raise misfit(problems)
         return self
 
     def _unfit(self, file: str, name: str) -> str | None:
-        """Why the sources do not define this function; None if they do."""
+        """Return why the sources do not define this function, or None if they do."""
         if file not in self.sources:
             return (
-                f"the text of {file} is missing from sources: `swarm run start` reads a file that it finds under this name, "
-                "and so does with_sources of swarm.client"
+                f"the text of {file} is missing from sources; `swarm run start` and `swarm.client.with_sources` add it if they find "
+                "a file with this name"
             )
         return source_problem(self.sources[file], file, name)
 
@@ -224,7 +224,7 @@ class AlgorithmSpec(ClientModel):
 
 
 def _strangers(field: str, name: str, correction: object) -> list[tuple[str, list[str]]]:
-    """The algorithm or correction that does not use the field, with the ones that do; empty if the field is used."""
+    """Return the chosen algorithm or correction if it does not use the field, each with those that do; empty if the field is used."""
     found = []
     if not _is_used(field, name):
         found.append((name, [other for other in ALGORITHMS if _is_used(field, other)]))
@@ -241,15 +241,15 @@ def _is_used(field: str, name: str) -> bool:
 
 @lru_cache(maxsize=64)
 def source_problem(text: str, file: str, name: str) -> str | None:
-    """Why a text cannot be the source of a function, in words; None if it can. Executes nothing."""
+    """Return why `text` cannot be the source of the function `name`, or None if it can. Executes nothing."""
     if len(text) > MOST_SOURCE:
-        return f"{file} has {len(text):,} characters, and {MOST_SOURCE:,} are taken at most"
+        return f"{file} has {len(text):,} characters; at most {MOST_SOURCE:,} are allowed"
     try:
         parsed = ast.parse(text, file)
     except SyntaxError as error:
         return f"{file}, line {error.lineno}: {error.msg}"
     except (ValueError, RecursionError, MemoryError) as error:  # null characters, or brackets nested too deeply
-        return f"{file} is no Python: {error or type(error).__name__}"
+        return f"{file} is not valid Python: {error or type(error).__name__}"
     functions = [each.name for each in parsed.body if isinstance(each, ast.FunctionDef)]
     if name in functions:
         return None

@@ -1,6 +1,6 @@
-"""One trial as a file for a client process, which a person can read, run and share.
+"""A trial's blueprint: a file that tells a client process what to do, and that people can read, run and share.
 
-Holds no secret: a client token, where one is needed, is in the environment (`SWARM_TOKEN`).
+It contains no secrets. If the server needs a client token, set it in the environment (`SWARM_TOKEN`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Scalar = bool | int | float | str
 
 
 class Interim(StrictModel):
-    """Evaluations while training goes on: a few of the held-out tasks, once each. They are shown, and decide nothing."""
+    """Evaluations during training: a few of the held-out tasks, played once each. They are shown but decide nothing."""
 
     every: Annotated[int, Field(ge=1)]
-    """Optimiser steps between two evaluations."""
+    """Number of optimizer steps between two evaluations."""
     tasks: Annotated[int, Field(ge=1)]
 
 
@@ -27,21 +27,21 @@ class HeldOut(StrictModel):
 
     tasks: Annotated[int, Field(ge=1)]
     first: Annotated[int, Field(ge=0, exclude_if=lambda first: first == 0)] = 0
-    """How many of the workflow's held-out tasks to skip before the first scored one."""
+    """Number of the workflow's held-out tasks to skip before the first scored one."""
     episodes: Annotated[int, Field(ge=1)]
-    """Episodes per task."""
+    """Number of episodes per task."""
     temperature: float
     interim: Annotated[Interim | None, Field(exclude_if=lambda interim: interim is None)] = None
-    """Evaluations during training; None: only those before and after."""
+    """Evaluations during training; None means only before and after."""
 
     @property
     def upto(self) -> int:
-        """How many held-out tasks to request from the workflow: the skipped ones and the scored ones."""
+        """Number of held-out tasks to request from the workflow, including the skipped ones."""
         return self.first + self.tasks
 
 
 class Elsewhere(StrictModel):
-    """Held-out tasks of another instrument, which the trained model plays when the trial's own evaluations are done."""
+    """Held-out tasks of another instrument, which the trained model plays after the trial's own evaluations."""
 
     instrument: str
     instrument_dir: str
@@ -52,23 +52,26 @@ class Elsewhere(StrictModel):
 
 
 class PartnerRun(StrictModel):
-    """Another model that the same trial trains: the run that it has on its own server."""
+    """The run, on its own server, of another model that the same trial trains."""
 
     server_url: str
     run_id: str
 
 
 class TrialBlueprint(StrictModel):
-    """`python -m swarm.client.trial BLUEPRINT.json` carries this out: evaluate, train to the run's limit, evaluate, here and elsewhere."""
+    """What `python -m swarm.client.trial BLUEPRINT.json` carries out.
+
+    It evaluates, trains to the run's limit, evaluates again, and then evaluates on the instruments in `elsewhere`.
+    """
 
     trial_key: str
     server_url: str
     run_id: str
     partners: dict[str, PartnerRun] = {}
-    """Partner runs by role. The workflow's `meet` gets them before the first episode."""
+    """Partner runs by role. They are passed to the workflow's `meet` before the first episode."""
     instrument_dir: str
     workflow: str
-    """File in `instrument_dir` that defines `tasks(split, seed, count, **parameters)` and `rollout(episode, task)`."""
+    """Name of the file in `instrument_dir` that defines `tasks(split, seed, count, **parameters)` and `rollout(episode, task)`."""
     code_version: str
     """SHA-256 over the instrument's folder; sent as client_version."""
     parameters: dict[str, Scalar] = {}

@@ -1,4 +1,4 @@
-"""An episode as it travels: claim, lease, result, receipt, fate, recorded calls."""
+"""The messages about an episode: claim, lease, result, receipt, ledger entry and recorded calls."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ POLICY_MODEL = "policy"
 
 EpisodeKind = Literal["train", "eval"]
 MOST_REWARD = 1e12
-"""The largest reward, positive or negative."""
+"""Maximum absolute value of a reward."""
 Finite = Annotated[float, Field(allow_inf_nan=False), NotBoolean]
 Reward = Annotated[float, Field(ge=-MOST_REWARD, le=MOST_REWARD, allow_inf_nan=False), NotBoolean]
 """Bounded so that sums and squares stay finite even in single precision."""
 LONGEST_NAME = 1_000
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
-"""An id chosen by a client. Every row and every answer about the episode repeats it."""
+"""An id chosen by a client. Its length is limited because every row and every response about the episode repeats it."""
 _LEFT_OUT = Field(exclude_if=lambda value: value is None)
 """Omit the field when None: older servers refuse unknown fields."""
 Despite = Annotated[Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None, _LEFT_OUT]
 SessionId = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
-"""A random name that each process of a client draws for itself."""
+"""A random name that each process of a client chooses for itself."""
 _EMPTY_IS_NONE = AfterValidator(lambda text: text or None)
 IdempotencyKey = Annotated[str | None, _EMPTY_IS_NONE]
 
@@ -53,17 +53,17 @@ class EpisodeClaim(ClientModel):
     mix: Annotated[Name | None, _EMPTY_IS_NONE] = None
     idle_limit_s: Annotated[float, Field(gt=0, le=86_400), NotBoolean] = 240.0
     max_episode_s: Annotated[float, Field(gt=0), NotBoolean] | None = None
-    """Longest duration of the episode. None: the run's `limits.max_episode_s`."""
+    """Maximum duration of the episode. None means the run's `limits.max_episode_s`."""
     max_call_s: Annotated[float, Field(gt=0), NotBoolean] | None = None
-    """Longest duration of one LLM call. The idle limit is suspended while a call is open."""
+    """Maximum duration of one LLM call. The idle limit is suspended while a call is open."""
     wait_s: Annotated[float, Field(ge=0, le=120), NotBoolean] = 30.0
     session: Annotated[SessionId | None, _LEFT_OUT] = None
-    """Session of the client that plays the episode. None: no later session closes the episode."""
+    """Session of the client that plays the episode. If None, no later session closes the episode."""
     idempotency_key: IdempotencyKey = None
 
 
 class SessionRequest(ClientModel):
-    """Makes one process of a client the only one that may play a run."""
+    """Gives one process of a client the sole right to play a run."""
 
     run_id: str
     client_id: Name
@@ -74,14 +74,14 @@ class SessionRequest(ClientModel):
 
 class SessionBegun(BaseModel):
     closed: list[str]
-    """Episodes that earlier sessions left open; the server closed them as lost by the client."""
+    """Ids of the episodes that earlier sessions had left open. The server closed them and blamed the client for the loss."""
 
 
 class EpisodeOptions(TypedDict, total=False):
-    """The fields of `EpisodeClaim` that a caller may choose, as keyword arguments. Omitted fields keep the claim's defaults."""
+    """Keyword arguments for the fields of `EpisodeClaim` that a caller may choose. Omitted fields keep the claim's defaults."""
 
     run_id: str | None
-    """None: the current run of the server."""
+    """The run to play; None means the server's current run."""
     mix: str | None
     kind: EpisodeKind
     idle_limit_s: float
@@ -93,20 +93,20 @@ class EpisodeOptions(TypedDict, total=False):
 
 
 class RolloutOptions(EpisodeOptions, total=False):
-    """How `run_tasks` works through its tasks, as keyword arguments."""
+    """Keyword arguments of `run_tasks`."""
 
     concurrency: int
     """Number of concurrent episodes; 16 by default."""
     retries: int
-    """How often to repeat an attempt that failed through rollout, grader or a limit; 2 by default."""
+    """How often to retry an attempt that failed because of the rollout, the grader or a limit; 2 by default."""
     episodes_per_task: int | None
-    """Episodes per task. None: the run's group_size (train) or 1 (eval)."""
+    """Number of episodes per task. None means the run's group_size for training, and 1 for evaluation."""
     progress: bool | None
-    """Whether to show a progress bar. None: if standard error is a terminal."""
+    """Whether to show a progress bar. None means only if standard error is a terminal."""
 
 
 class EpisodeGrant(BaseModel):
-    """The answer to a claim: a lease, and where the agent finds its model."""
+    """The response to a claim: a lease, and where the agent finds its model."""
 
     episode_id: str
     lease: str
@@ -116,14 +116,14 @@ class EpisodeGrant(BaseModel):
     api_key: str
     weights_version: WeightsVersion
     expires_at: float
-    """Unix time at which the idle limit ends, unless a call or a renewal moves it."""
+    """Unix time at which the lease expires, unless a call or a renewal extends it."""
     team_key: str = ""
-    """Lets the other servers of a team ask what this episode decided, and nothing else."""
+    """A key with which the other servers of a team can ask for this episode's decision, and do nothing else."""
 
 
 COUNTED = frozenset({Cause.ROLLOUT, Cause.GRADER, Cause.CLIENT, Cause.LIMIT})
-"""Causes that may depend on the attempt: the agent's actions, its grading, its duration. Attempts lost to other causes say
-nothing about the agent and are repeated without limit."""
+"""Causes that may depend on the attempt itself: on the agent's actions, its grading or its duration. Attempts lost for other causes
+say nothing about the agent and are retried without limit."""
 
 
 class EpisodeResult(ClientModel):
@@ -136,14 +136,14 @@ class EpisodeResult(ClientModel):
     metrics: dict[str, Finite] = {}
     metadata: dict[str, Any] = {}
     despite: Despite = None
-    """How the agent recovered from a call that failed on the server's side. Without it the episode is `tainted` and not trained."""
+    """How the agent recovered from a call that failed on the server. Without it, such an episode is `tainted` and is not trained on."""
     by_hand: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
-    """A person answered instead of the model, so an evaluation counts even without a call."""
+    """True if a person answered instead of the model. An evaluation then counts even without a call."""
     idempotency_key: IdempotencyKey = None
 
 
 class EpisodeReceipt(BaseModel):
-    """Stored durably before this was sent."""
+    """Confirms that the episode's result is stored durably."""
 
     episode_id: str
     status: Literal["pooled", "already_ended"]
@@ -152,7 +152,7 @@ class EpisodeReceipt(BaseModel):
 
 
 class EpisodeAbort(ClientModel):
-    """Gives an episode up. cause: None means `rollout`."""
+    """Aborts an episode. A `cause` of None means `rollout`."""
 
     lease: str
     reason: str
@@ -166,17 +166,17 @@ class EpisodeRenewal(ClientModel):
 class EpisodeState(StrEnum):
     RUNNING = "running"
     PREPARED = "prepared"
-    """Bound to its team's decision: durable, holds its slot, is not trained until committed."""
+    """Bound to its team's decision. It is stored durably and keeps its slot, but is not trained on until the team commits."""
     ENDED = "ended"
-    """Acknowledged; waits in the sample pool."""
+    """Acknowledged, and waiting in the sample pool."""
     IN_STEP = "in_step"
-    """In a journalled batch; trained for good once a checkpoint holds it."""
+    """In a journaled batch. Training on it is final once a checkpoint includes it."""
     TRAINED = "trained"
     DROPPED = "dropped"
 
 
 class DropReason(StrEnum):
-    """Why an episode was not trained. `eval` episodes are never trained, so they end here too."""
+    """Why an episode was not trained on. Evaluation episodes have the reason `eval`, because they are never trained on."""
 
     EVAL = "eval"
     ABORTED = "aborted"
@@ -188,20 +188,20 @@ class DropReason(StrEnum):
     NO_CALLS = "no_calls"
     TRUNCATED = "truncated"
     GREEDY = "greedy"
-    """Every call used temperature 0 or nearly 0, so no token was drawn at random."""
+    """Every call used a temperature of 0 or nearly 0, so no token was sampled at random."""
     UNREPRODUCIBLE_SAMPLING = "unreproducible_sampling"
     RUN_ENDED = "run_ended"
     SUPERSEDED = "superseded"
-    """A restore branched the run at an earlier step, or the mix no longer contains its family."""
+    """A restore branched the run at an earlier step, or the mix no longer contains the episode's family."""
     QUARANTINED = "quarantined"
-    """Its client version was quarantined before a batch took it."""
+    """The episode's client version was quarantined before a batch included it."""
     TEAM_ABORTED = "team_aborted"
     TAINTED = "tainted"
-    """One of its calls failed on the server's side, and its client did not say `despite`."""
+    """One of the episode's calls failed on the server, and its client did not set `despite`."""
 
 
 class LedgerEntry(BaseModel):
-    """What became of one episode: trained at a step, or dropped and why. One per episode, for ever."""
+    """The permanent record of one episode: the step that trained on it, or why it was dropped. There is exactly one per episode."""
 
     episode_id: str
     run_id: str
@@ -216,15 +216,15 @@ class LedgerEntry(BaseModel):
     state: EpisodeState
     reason: DropReason | None = None
     detail: str | None = None
-    """More about the reason; for `aborted` the client's own. Names the refusal if the server refused its newest request."""
+    """More about the reason; for `aborted`, the client's own words. If the server refused the newest request, this names the error."""
     cause: Cause | None = None
-    """Who or what lost the attempt; None while the episode is open, or if it ended with a reward that counts."""
+    """Who or what is to blame for losing the attempt. None while the episode is open, or if it ended with a reward that counts."""
     tainted: bool = False
-    """One of its calls failed on the server's side."""
+    """True if one of the episode's calls failed on the server."""
     despite: str | None = None
-    """Why the client let a tainted episode count."""
+    """Why the client wants a tainted episode to count."""
     step: int | None = None
-    """The optimiser step that trained it."""
+    """The optimizer step that trained on the episode."""
     claimed_step: int
     """Step of the weights served when the episode was claimed."""
     reward: float | None = None
@@ -236,15 +236,15 @@ class LedgerEntry(BaseModel):
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     restricted_tokens: int = 0
-    """How many of these were drawn under a grammar, a forced tool, top-p, penalties etc. See `sampling.train` for their training."""
+    """Number of sampled tokens restricted by a grammar, a forced tool, top-p, penalties etc. See `sampling.train`."""
     claimed_at: float
     ended_at: float | None = None
     version_shift: float | None = None
-    """How much the mean reward changed with its client version (`RunReport.versions`); None if unknown."""
+    """How much the mean reward changed with the episode's client version (`RunReport.versions`); None if unknown."""
 
 
 class VersionSpan(BaseModel, frozen=True):
-    """Sampled tokens [start, end) of a call came from these weights."""
+    """The weights that sampled tokens [start, end) of a call."""
 
     start: int
     end: int
@@ -260,21 +260,21 @@ class RecordedSampling(BaseModel, frozen=True):
     max_tokens: int | None = None
     seed: int | None = None
     reproducible: bool = True
-    """Whether tokens were drawn from softmax(logits / temperature), of the whole vocabulary."""
+    """Whether tokens were sampled from softmax(logits / temperature) over the whole vocabulary."""
 
     @property
     def restricted(self) -> bool:
-        """Whether tokens were drawn at random, but from a part of the vocabulary or from changed logits."""
+        """Whether tokens were sampled at random, but only from part of the vocabulary or from modified logits."""
         return self.temperature >= LEAST_TEMPERATURE and not self.reproducible
 
 
 class CallFailure(BaseModel, frozen=True):
-    """Why a call got no answer, or only part of one, though its client did nothing wrong."""
+    """Why a call got no response, or only part of one, although its client did nothing wrong."""
 
     cause: Cause
-    """`server`, or `network` if the connection broke during the call."""
+    """`network` if the connection broke during the call, else `server`."""
     reason: Literal["engine_down", "engine_hung", "refused", "cut_off"]
-    """refused: the server took no calls. cut_off: the answer broke off after it had begun."""
+    """refused: the server accepted no calls. cut_off: the response stopped after it had begun."""
     detail: str = ""
 
 
@@ -289,18 +289,18 @@ class RecordedCall(BaseModel):
     prompt_ids: list[int]
     sampled_ids: list[int]
     logprobs: list[float]
-    """Log-probability of each sampled id under the distribution that it was drawn from (after temperature)."""
+    """Log-probability of each sampled id under the distribution it was sampled from (after temperature)."""
     mask: SamplingMask | None = None
-    """The candidate tokens of each draw. None: unknown, or always the whole vocabulary."""
+    """The candidate tokens for each sampled token. None if unknown, or if it was always the whole vocabulary."""
     sampling: RecordedSampling
     versions: list[VersionSpan]
     finish_reason: str | None
     complete: bool = True
     """False if the client disconnected and sampling stopped."""
     failure: CallFailure | None = None
-    """Set when the server failed the call; its tokens are never trained."""
+    """Set if the call failed on the server; its tokens are never trained on."""
     parent_call_id: str | None = None
-    """The earlier call whose sampled ids this prompt continues; None at a root or a fork."""
+    """The earlier call whose sampled ids this prompt continues. None if the prompt starts a conversation or forks from one."""
     fork_cause: str | None = None
     started_at: float
     latency_s: float
@@ -314,27 +314,27 @@ class EpisodeTrace(BaseModel):
     entry: LedgerEntry
     calls: list[RecordedCall]
     untrained: dict[str, str] = {}
-    """The loss mask: why the sampled tokens of a call carry no loss, by call id. Sampled tokens of all other calls carry loss
-    once their episode is in a step; prompt tokens never do."""
+    """The loss mask, by call id: why the sampled tokens of a call have no loss. Sampled tokens of all other calls have a loss once
+    their episode is in a step; prompt tokens never do."""
     restricted: dict[str, RestrictedTraining] = {}
-    """How calls sampled under a restriction are trained, by call id."""
+    """How to train on calls whose sampling was restricted, by call id."""
     vocabulary: dict[str, str] = {}
-    """The text of each token id, and of each id sequence ("195,164") that forms one character. Only on request."""
+    """The text of each token id, and of each id sequence ("195,164") that forms one character. Included only on request."""
 
 
 class LedgerPage(BaseModel):
     entries: list[LedgerEntry]
     next: str | None = None
-    """Pass as `after` for the following page."""
+    """Pass this as `after` to get the following page; None on the last page."""
 
 
 class TaskProgress(BaseModel):
-    """How many episodes of a task are ended, so that a restarted client goes on where it stopped."""
+    """How many episodes of a task have ended, so that a restarted client can continue where it stopped."""
 
     task_id: str
     mix: str | None = None
-    """Family for which the episodes were claimed; another family may have a task with the same id."""
+    """Family for which the episodes were claimed. Another family may have a task with the same id."""
     kind: EpisodeKind
     step: int | None
-    """Step of the evaluated weights for eval episodes; None for train episodes."""
+    """For evaluation episodes, the step of the evaluated weights; None for training episodes."""
     ended: int

@@ -1,9 +1,9 @@
 """Refusals of a server, with one code per reason. Callers branch only on `code`.
 
 SwarmError
-└── Refusal(code, detail, fields)    raised by the server's own parts, and by the client for any answer with a code
+└── Refusal(code, detail, fields)    raised by the server's own parts, and by the client for any response with a code
     ├── InvalidSpec                  fields or keywords are wrong
-    └── BodyTooLarge(limit_bytes)    invalid_spec, with HTTP's own status for it
+    └── BodyTooLarge(limit_bytes)    invalid_spec, but with HTTP status 413
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any, ClassVar
 
 
 class Cause(StrEnum):
-    """Who or what lost an attempt that ended without a reward."""
+    """Who or what is to blame for an attempt that ended without a reward."""
 
     SERVER = "server"
-    """The server restarted, its engine failed, or it closed the episode itself."""
+    """The server restarted, its engine failed, or the server closed the episode on its own."""
     NETWORK = "network"
     """Client and server could not reach each other."""
     CLIENT = "client"
-    """The client crashed, was killed, or fell silent."""
+    """The client crashed, was killed, or stopped responding."""
     ROLLOUT = "rollout"
     """The agent raised an exception, gave up, or never called the model."""
     GRADER = "grader"
-    """The grader raised an exception, gave no number, exited with an error or timed out."""
+    """The grader raised an exception, returned no number, exited with an error or timed out."""
     LIMIT = "limit"
-    """The episode or one of its calls took longer than it may."""
+    """The episode or one of its calls exceeded its time limit."""
     PERSON = "person"
     """A person declined the task or stopped the client."""
 
@@ -71,10 +71,10 @@ HTTP_STATUS: dict[ErrorCode, int] = {
 
 
 class SwarmError(Exception):
-    """Base of all errors that our code raises on purpose.
+    """Base class of all errors that our code raises on purpose.
 
-    code: what callers branch on: one of `ErrorCode` for a refusal, else the name of the error (`server_unreachable`).
-    cause: the cause if the error ended an attempt; None if unknown. nearest: names that the user may have meant.
+    Callers branch on `code`: one of `ErrorCode` for a refusal, else the name of the error, such as `server_unreachable`. `cause` says
+    who is to blame if the error ended an attempt; None if unknown. `nearest` lists names that the user may have meant.
     """
 
     code: str = "failed"
@@ -91,7 +91,7 @@ class SwarmError(Exception):
 
 
 class Refusal(SwarmError):
-    """The server refuses the request. `detail` says what to do next; `fields` depend on the code."""
+    """The server refused a request. `detail` says what to do next; which `fields` there are depends on the code."""
 
     def __init__(self, code: ErrorCode, detail: str, **fields: Any) -> None:
         errors = fields.get("errors")
@@ -107,13 +107,13 @@ class Refusal(SwarmError):
 
 
 class InvalidSpec(Refusal):
-    """A field is wrong; `fields["errors"]` names each."""
+    """One or more fields are wrong; `fields["errors"]` lists them."""
 
     cause = Cause.GRADER
 
 
 class BodyTooLarge(Refusal):
-    """The request body is too large; the server stops reading it."""
+    """The request body is too large, and the server has stopped reading it."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(ErrorCode.INVALID_SPEC, f"the body is larger than {limit_bytes / 2**20:g} MiB; send less")

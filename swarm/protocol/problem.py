@@ -1,4 +1,4 @@
-"""A refusal as a problem document, and models that are refused where their keywords are wrong."""
+"""Refusals as problem documents, and a base class for messages that reject wrong keywords."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.protocol.errors import ErrorCode, InvalidSpec, Refusal
 
 
 class Problem(BaseModel):
-    """RFC 9457 problem document. Fields of one code (`run_id`, `errors`, `retry_after_s`) stand beside these."""
+    """An RFC 9457 problem document. Some codes add their own fields, such as `run_id`, `errors` or `retry_after_s`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -20,7 +20,7 @@ class Problem(BaseModel):
     title: str
     status: int
     code: ErrorCode | str
-    """A newer server may have more codes than this version knows."""
+    """A plain string if a newer server uses a code that this version does not know."""
     detail: str
 
     @classmethod
@@ -35,15 +35,15 @@ class Problem(BaseModel):
 
 
 def invalid_spec(errors: Sequence[FieldError], detail: str = "") -> InvalidSpec:
-    """A refusal that names each bad field. detail: replaces the text made from the errors."""
+    """Return a refusal that names each bad field. Its text is `detail`, or by default the errors joined together."""
     text = detail or "; ".join(map(str, errors))
     return InvalidSpec(ErrorCode.INVALID_SPEC, text, errors=[error.model_dump() for error in errors])
 
 
 class ClientModel(StrictModel):
-    """Base of specs and requests, which clients make from keywords. `model_validate` raises pydantic's own error.
+    """Base class of specs and requests, which clients create from keyword arguments.
 
-    Raises: InvalidSpec naming each bad keyword, with the nearest name.
+    Raises: InvalidSpec that names each bad keyword and the nearest known name. `model_validate` raises pydantic's own error instead.
     """
 
     def __init__(self, /, **fields: Any) -> None:
@@ -52,5 +52,5 @@ class ClientModel(StrictModel):
         except ValidationError as error:
             raise invalid_spec(explain(error, type(self))) from error
 
-    # Otherwise pydantic would call it for nested models too, and not collect all errors of the whole.
+    # Otherwise pydantic would call this `__init__` for nested models too, and would not collect the errors of the whole document.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

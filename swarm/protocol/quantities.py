@@ -7,11 +7,11 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 MOST = 2**53
-"""The largest integer allowed in a spec: JSON parsers disagree beyond it."""
+"""The largest integer allowed in a spec. Beyond it, JSON parsers disagree."""
 
 
 def _no_boolean(value: object) -> object:
-    """Refuse booleans, because pydantic would read true as 1."""
+    """Reject booleans, because pydantic would read true as 1."""
     if isinstance(value, bool):
         raise ValueError(f"should be a number, got {value}")
     return value

@@ -66,7 +66,7 @@ def answer(capsys: Capture, *arguments: str) -> Any:
         (["ledger", "--limit", "0"], 2, "--limit must be at least 1"),
         (["ledger", "--step", "-1"], 2, "--step must be at least 0"),
         (["join", "judge"], 2, "which task?"),
-        (["join", "play", "/nowhere/workflow.py"], 1, "there is no workflow file"),
+        (["join", "play", "/nowhere/workflow.py"], 1, "workflow file /nowhere/workflow.py does not exist"),
         (["join", "watch"], 2, "see `swarm join --help`"),
         (["runn"], 2, "did you mean run?"),
         (["run", "status", "--watsh"], 2, "did you mean --watch?"),
@@ -561,7 +561,7 @@ def test_a_rollout_is_tried_without_training(tmp_path: Path, capsys: Capture) ->
     assert swarm("try", f"{tmp_path}/agent.py:ended", "--task", "x") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "reward 0.5"
     assert swarm("try", f"{tmp_path}/agent.py:WORDS", "--task", "x") == 1
-    assert "is no function: a rollout is `def WORDS(episode, task)`" in capsys.readouterr().err
+    assert "is not a function: a rollout is `def WORDS(episode, task)`" in capsys.readouterr().err
     tried = answer(capsys, "try", f"{tmp_path}/agent.py:good", "--task", "Repeat hi")
     assert tried["failure"] is None
     assert swarm("trace", tried["trace"]["entry"]["episode_id"]) == 0

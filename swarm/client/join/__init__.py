@@ -1,6 +1,6 @@
-"""People in the swarm: one person at one run who judges the model's answers, plays the agent, or talks to the model.
+"""Lets a person take part in a run: judge the model's answers, play the agent, or talk to the model.
 
-What a person types is never trained on as if the model had sampled it (docs/guides/people.md).
+Training never treats what a person typed as if the model had sampled it (docs/guides/people.md).
 """
 
 from swarm.client.join.person import Person, PersonLeft

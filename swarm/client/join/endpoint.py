@@ -1,9 +1,9 @@
-"""A chat endpoint on this machine where a person answers, so that a person can play for any agent that speaks chat.completions.
+"""A local chat endpoint at which a person answers, so that a person can play for any agent that uses chat.completions.
 
-Knows HTTP and the dialect's frames; its owner supplies the answers.
+It handles HTTP and the API's message format; its owner supplies the answers.
 
-People are slower than HTTP timeouts, so a question outlives its connection: an agent that hangs up and repeats the request gets
-the answer to the first.
+People are slower than HTTP timeouts, so a question outlives its connection: if an agent hangs up and repeats the request, it gets
+the answer to the first one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_BODY_BYTES = 64 * 2**20
 Answer = Callable[[dict[str, Any], str | None], Coroutine[Any, Any, dict[str, Any]]]
 """Takes a chat.completions body and the agent's name; returns a whole chat.completion. Raises: ModelRefused."""
 Delivered = Callable[[dict[str, Any]], None]
-"""Called with each answer (the same object) that was sent to a waiting agent."""
+"""Called with each answer that was sent to a waiting agent. Gets the same object that `Answer` returned."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,13 +49,13 @@ class _Question:
 
 
 class PersonEndpoint:
-    """Serves while its block is open. Give an agent its `base_url` and `api_key`."""
+    """The server of the endpoint, which runs while its `async with` block is open. Give its `base_url` and `api_key` to an agent."""
 
     def __init__(self, answer: Answer, ids: Ids, delivered: Delivered = lambda _: None) -> None:
         self._answer = answer
         self._delivered = delivered
         self._left: list[_Question] = []
-        """Questions whose agent hung up."""
+        """Questions whose agents have hung up."""
         self.api_key = f"sk-person-{ids.secret()}"
         self._socket = socket.socket()
         routes = [Route("/v1/models", self._models), Route("/v1/chat/completions", self._chat, methods=["POST"])]
@@ -101,7 +101,7 @@ class PersonEndpoint:
             if not question.answer.done() or leaving.done():
                 self._left.append(question)
         if leaving.done():
-            return Response()  # nobody reads it
+            return Response()  # nobody will read it
         answer = question.answer.result()
         sent = BackgroundTask(self._delivered, answer)
         if not question.body.get("stream"):
@@ -110,7 +110,7 @@ class PersonEndpoint:
         return Response(_frames(answer, usage=usage), media_type="text/event-stream", background=sent)
 
     def _question(self, body: dict[str, Any], agent: str | None) -> _Question:
-        """An equal question whose agent hung up, else a new one."""
+        """Return an equal question whose agent hung up, if there is one, else a new question."""
         self._left = [question for question in self._left if not question.failed]
         for question in self._left:
             if (question.body, question.agent) == (body, agent):
@@ -121,7 +121,7 @@ class PersonEndpoint:
     def _require_key(self, request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self.api_key.encode()):
-            raise HTTPException(401, "this endpoint is another episode's; use the episode's own api_key")
+            raise HTTPException(401, "wrong API key: this endpoint belongs to one episode; use that episode's api_key")
 
 
 class _Server(uvicorn.Server):
@@ -136,7 +136,7 @@ class _Server(uvicorn.Server):
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """Raises: HTTPException."""
+    """Read and check a request's body. Raises: HTTPException."""
     raw = bytearray()
     async for part in request.stream():
         raw += part
@@ -147,9 +147,9 @@ async def _body(request: Request) -> dict[str, Any]:
     except ValueError as error:
         raise HTTPException(400, f"the body is not JSON: {error}") from error
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-        raise HTTPException(400, "a chat completion needs messages")
+        raise HTTPException(400, "the body needs a list of `messages`")
     if body.get("n") not in (None, 1):
-        raise HTTPException(400, "a person gives one answer at a time; leave n out")
+        raise HTTPException(400, "a person gives one answer at a time; omit n")
     return body
 
 
@@ -161,7 +161,7 @@ async def _hung_up(request: Request) -> None:
 async def _refused(request: Request, error: HTTPException) -> Response:
     message = error.detail
     if error.status_code in (404, 405):
-        message = f"a person answers POST /v1/chat/completions only, not {request.method} {request.url.path}"
+        message = f"only POST /v1/chat/completions is answered by a person, not {request.method} {request.url.path}"
     document = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
     return JSONResponse({"error": document}, 404 if error.status_code == 405 else error.status_code)
 
@@ -171,11 +171,11 @@ async def _model_refused(request: Request, refusal: ModelRefused) -> Response:
 
 
 async def _left_early(request: Request, error: ClientDisconnect) -> Response:
-    return Response()  # nobody is there to read it
+    return Response()  # nobody is left to read it
 
 
 def _frames(answer: dict[str, Any], *, usage: bool) -> bytes:
-    """A whole answer as a stream of three chunks, because a person gives all of it at once."""
+    """Return a complete answer as a short event stream: a person gives the whole text in one go."""
     common = {name: answer.get(name) for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     choice = answer["choices"][0]
     delta = {name: value for name, value in choice["message"].items() if value is not None}

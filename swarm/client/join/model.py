@@ -1,4 +1,4 @@
-"""Calls the episode's model in the chat dialect, and formats chat messages for a terminal."""
+"""Calls the episode's model with chat.completions, and formats chat messages for a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALL_LIMIT_S = 600.0
 
 
 class ModelRefused(SwarmError):
-    """The model did not answer. status and body are those of the inference surface, in its own error format."""
+    """The model did not answer. `status` and `body` come from the inference API, in its own error format."""
 
     def __init__(self, status: int, body: dict[str, Any]) -> None:
         super().__init__(f"the model refused (HTTP {status}): {body.get('error', {}).get('message', body)}")
@@ -27,7 +27,7 @@ class ModelRefused(SwarmError):
 
 
 class Model:
-    """One episode's model. Use as an async context manager."""
+    """A connection to one episode's model. Use as an async context manager."""
 
     def __init__(self, episode: Episode) -> None:
         self._sampling = dict(episode.sampling)
@@ -47,7 +47,7 @@ class Model:
         await self._http.aclose()
 
     async def chat(self, body: dict[str, Any], *, agent: str | None = None) -> dict[str, Any]:
-        """The whole answer to a chat.completions body. Raises: ModelRefused."""
+        """Send a chat.completions body and return the complete response. `agent` is sent as the agent's name. Raises: ModelRefused."""
         headers = {"X-Agent-Name": agent} if agent else {}
         sent = {"model": POLICY_MODEL, **self._sampling, **body}
         try:
@@ -63,14 +63,17 @@ class Model:
 
 
 async def ask_once(episode: Episode, task: Task) -> Outcome:
-    """The rollout for a plain query: one call. A person gives the reward."""
+    """Play a plain query with a single call. The returned reward is a placeholder, because a person sets the reward."""
     async with Model(episode) as model:
         await model.chat({"messages": [{"role": "user", "content": task.query}]})
     return Outcome(reward=0.0)
 
 
 def message_of(answer: dict[str, Any]) -> dict[str, Any]:
-    """A completion's assistant message in the form to send back: role, content, tool calls. Plain text becomes content."""
+    """Return a completion's assistant message in the form used in later requests, with role, content and tool calls.
+
+    The text of a plain completion becomes the content.
+    """
     choice = answer["choices"][0]
     message = choice.get("message") or {"content": choice.get("text")}
     kept = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name) is not None}
@@ -78,7 +81,7 @@ def message_of(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """A message's text for people, including tool calls."""
+    """Format a message's text for people, including its tool calls."""
     content = message.get("content") or ""
     if isinstance(content, list):
         content = "".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)
@@ -90,6 +93,6 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 def shown(message: dict[str, Any]) -> str:
-    """A message under its role."""
+    """Format a message for display, indented under its role."""
     role = str(message.get("role", "?"))
     return "\n".join([f"{role}:", *(f"    {line}" for line in (text_of(message) or "(nothing)").split("\n"))])

@@ -1,4 +1,4 @@
-"""A person at a terminal, who reads text and types lines. Knows nothing about episodes."""
+"""Talks to a person at a terminal who reads text and types lines. Knows nothing about episodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swarm.protocol.errors import SwarmError
 
 LEAVE = "/quit"
 CLOSING_S = 2.0
-"""How long an editor has to exit after SIGTERM, in seconds."""
+"""How long an editor may take to exit after SIGTERM, in seconds."""
 _CHUNK = 65_536
 
 
@@ -29,23 +29,23 @@ class PersonLeft(SwarmError):
 
 
 class InputEnded(PersonLeft):
-    """Standard input ended, and it is not a terminal that a person could have closed."""
+    """Standard input ended, and since it is not a terminal, no person closed it."""
 
 
 class Person(Protocol):
-    """The person who answers. All coroutines may be cancelled, and raise PersonLeft."""
+    """The person who answers. All coroutines may be cancelled, and raise PersonLeft if the person leaves."""
 
     def show(self, text: str) -> None: ...
 
     async def ask(self, prompt: str) -> str:
-        """One answer; a line that ends with a backslash continues on the next line."""
+        """Ask a question and return the answer. A line that ends with a backslash continues on the next line."""
 
     async def edit(self, text: str) -> str:
-        """The text after the person has edited it."""
+        """Let the person edit the text, and return the result."""
 
 
 class Terminal:
-    """A person at file descriptor `source`. Uses plain reads, so that an abandoned question does not block the exit."""
+    """A person who types at file descriptor `source`. Uses plain reads, so that an abandoned question does not block process exit."""
 
     def __init__(self, source: int, out: TextIO, *, editor: str | None = None) -> None:
         self._source = source
@@ -54,7 +54,7 @@ class Terminal:
         self._pending = b""
         self._reading: asyncio.Future[bytes] | None = None
         self._stale = False
-        """Set when a question was withdrawn: text typed for it must not answer the next one."""
+        """True if the last question was withdrawn, so that text typed for it must not answer the next question."""
 
     def show(self, text: str) -> None:
         self._out.write(printable(text) + "\n")
@@ -76,7 +76,7 @@ class Terminal:
 
     async def edit(self, text: str) -> str:
         if self._editor is None:
-            return await self.ask("the answer as it shall be: ")
+            return await self.ask("the corrected answer: ")
         with tempfile.TemporaryDirectory() as room:
             file = Path(room) / "answer.txt"
             file.write_text(text, encoding="utf-8")
@@ -86,8 +86,7 @@ class Terminal:
             return file.read_text(encoding="utf-8").rstrip("\n")
 
     async def _edited(self, editor: str, file: Path) -> int:
-        """Run the editor; return its exit code. If the caller is cancelled, close the editor, because the next question needs
-        the terminal."""
+        """Run the editor and return its exit code. If the caller is cancelled, close the editor to free the terminal."""
         modes = termios.tcgetattr(self._source)
         process = await asyncio.create_subprocess_exec(*shlex.split(editor), str(file))
         try:
@@ -114,7 +113,7 @@ class Terminal:
         return text
 
     async def _read(self) -> bytes:
-        """The next bytes; b"" at the end. An abandoned read continues and serves the next question."""
+        """Read the next bytes, or b"" at the end of input. An abandoned read goes on, and the next question gets its result."""
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_future()
             threading.Thread(target=self._read_once, args=(self._reading,), name="terminal", daemon=True).start()
@@ -148,7 +147,10 @@ async def _closed(process: asyncio.subprocess.Process) -> None:
 
 
 async def choose(person: Person, prompt: str, keys: str) -> str:
-    """Ask for one of `keys` (the empty line returns "" if `keys` begins with a blank); q leaves."""
+    """Ask for one of the letters in `keys`, and return it. If `keys` contains a space, an empty line is allowed and returns "".
+
+    Raises: PersonLeft if the answer is q.
+    """
     while True:
         answer = (await person.ask(prompt)).strip().lower()
         if answer == "q":
@@ -159,7 +161,7 @@ async def choose(person: Person, prompt: str, keys: str) -> str:
 
 
 async def reward_of(person: Person, prompt: str) -> float:
-    """Ask for a number that may be a reward."""
+    """Ask until the answer is a valid reward, and return it."""
     while True:
         answer = (await person.ask(prompt)).strip()
         try:
@@ -168,4 +170,6 @@ async def reward_of(person: Person, prompt: str) -> float:
             value = float("nan")
         if abs(value) <= MOST_REWARD:
             return value
-        person.show(f"  please answer with a number, as in 1, 0 or 0.5, of {MOST_REWARD:g} at most either way")
+        person.show(
+            f"  please answer with a number such as 1, 0 or 0.5; its absolute value may be at most {MOST_REWARD:g}"
+        )

@@ -1,7 +1,7 @@
-"""A person plays the agent: the model drafts each turn in the recorded episode, the person accepts it, edits it, or writes another.
+"""A person plays the agent: the model drafts each turn in the recorded episode, and the person accepts it, edits it or replaces it.
 
-Accepted drafts are sampled tokens and get the episode's reward. Refused drafts are sampled too, and get their own, lower
-reward. Text that the person wrote is not sampled and is never trained. Each draft therefore has its own agent name.
+Accepted drafts consist of sampled tokens and get the episode's reward. Refused drafts are sampled too, and get their own, lower
+reward. Text that the person wrote was not sampled and is never trained on. To tell these apart, each draft has its own agent name.
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ _CALL = "/call "
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """One answer that the model sampled. name: its agent name on the server. agent: the name that the rollout uses.
-    answer: the draft, if the person accepted it unchanged. accepted: it was also delivered; an undelivered draft had no effect.
+    """One answer that the model sampled.
+
+    Args:
+        name: the draft's agent name on the server.
+        agent: the agent name that the rollout uses.
+        answer: the draft itself, if the person accepted it unchanged.
+        accepted: whether the draft was accepted and delivered; an undelivered draft had no effect.
     """
 
     name: str
@@ -42,7 +47,7 @@ class Draft:
 
 @dataclass(slots=True, kw_only=True)
 class PlayedTurns:
-    """The turns of one episode. by_hand: the model is never asked."""
+    """The turns of one episode. If `by_hand` is true, the person writes every answer and the model is never called."""
 
     person: Person
     model: Model
@@ -53,10 +58,10 @@ class PlayedTurns:
     seen: list[Any] = field(default_factory=list)
     attention: asyncio.Lock = field(default_factory=asyncio.Lock)
     fault: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Gets an error when the person leaves or their terminal fails."""
+    """Receives an error when the person leaves or their terminal fails."""
 
     async def answer(self, body: dict[str, Any], agent: str | None) -> dict[str, Any]:
-        """Answer an agent's request; parallel requests wait for the person one by one. See `endpoint.Answer`."""
+        """Answer an agent's request, one at a time; parallel requests wait for the person. See `endpoint.Answer`."""
         async with self.attention:
             self.number += 1
             try:
@@ -72,7 +77,7 @@ class PlayedTurns:
                 raise ModelRefused(503, {"error": {"message": str(error), "type": "person_left"}}) from error
 
     def delivered(self, answer: dict[str, Any]) -> None:
-        """See `endpoint.Delivered`."""
+        """Mark the draft with this answer as accepted. See `endpoint.Delivered`."""
         for draft in self.drafts:
             draft.accepted |= draft.answer is answer
 
@@ -109,10 +114,10 @@ class PlayedTurns:
                 self.seen.append(message_of(answer))
                 return answer
             return self._made(wanted, answer)
-        raise RuntimeError("a thousand drafts of one turn were refused")
+        raise RuntimeError("the person refused 999 drafts of one turn")
 
     def _made(self, text: str, draft: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """A chat completion with the person's text; `/call NAME {json}` calls a tool."""
+        """Return a chat completion with the person's text. Text of the form `/call NAME {json}` becomes a tool call."""
         self.written.append(text)
         message: dict[str, Any] = {"role": "assistant", "content": text}
         finish = "stop"
@@ -133,14 +138,20 @@ class PlayedTurns:
         return {**base, "usage": usage, **(draft or {}), "choices": [choice]}
 
     def agent_rewards(self, reward: float, given: Mapping[str, float], refused_reward: float) -> dict[str, float]:
-        """The reward of each draft: that of the agent whose turn it was, or `refused_reward`."""
+        """Return rewards by agent name: `given`, plus one for each draft.
+
+        An accepted draft gets the reward of the agent whose turn it was, or `reward` if that agent has none. A refused draft gets
+        `refused_reward`.
+        """
         own = {draft.name: given.get(draft.agent or "", reward) for draft in self.drafts if draft.accepted}
         return {**given, **own, **{draft.name: refused_reward for draft in self.drafts if not draft.accepted}}
 
 
 class PlayedEpisode:
-    """An episode whose agent talks to a person: it has the endpoint's address instead of the server's, and keeps its result back
-    until the drafts' rewards are known. Everything else is the episode's own.
+    """An episode whose agent talks to a person.
+
+    It has the endpoint's address instead of the server's, and holds back its result until the drafts' rewards are known. All else is
+    delegated to the wrapped episode.
     """
 
     def __init__(self, episode: Episode, endpoint: PersonEndpoint) -> None:
@@ -157,15 +168,15 @@ class PlayedEpisode:
         return self.result is not None
 
     def end(self, *, reward: float, **result: Any) -> _Kept:
-        """Like `Episode.end`, but awaiting it sends nothing yet."""
+        """Store the result. Unlike with `Episode.end`, awaiting the return value sends nothing yet."""
         if self.result is not None:
-            raise RuntimeError(f"episode {self._episode.id} was ended already")
+            raise RuntimeError(f"episode {self._episode.id} has already ended; call `end` only once")
         self.result = {"reward": reward, **result}
         return _Kept()
 
 
 class _Kept:
-    """A result that will be sent with the drafts' rewards."""
+    """What `PlayedEpisode.end` returns: the result will be sent later, together with the drafts' rewards."""
 
     def __await__(self) -> Generator[Any, None, None]:
         return
@@ -181,9 +192,16 @@ async def play(
     ask_reward: bool = False,
     refused_reward: float = 0.0,
 ) -> None:
-    """Play one episode. The rollout's own reward counts or, with `ask_reward`, the person's.
+    """Play one episode.
 
-    Raises: TooLate, PersonLeft, and whatever the rollout raises; the episode is then aborted.
+    Args:
+        session: the person's session.
+        task: the task to play.
+        rollout: the agent's code, whose model calls the person answers.
+        by_hand: the person writes every answer, and the model is never called.
+        ask_reward: ask the person for the reward instead of using the rollout's.
+        refused_reward: reward of drafts that the person refused.
+    Raises: TooLate, PersonLeft, and any error from the rollout; the episode is then aborted.
     """
     try:
         async with session.episode(task) as episode, Model(episode) as model:
@@ -201,7 +219,7 @@ async def play(
 async def _played(
     session: Session, episode: Episode, task: Task, rollout: Rollout, turns: PlayedTurns, ask_reward: bool
 ) -> dict[str, Any]:
-    """The episode's result, not sent yet."""
+    """Run the rollout and return the episode's result, which has not been sent yet."""
     async with PersonEndpoint(turns.answer, session.swarm.ids, turns.delivered) as endpoint:
         played = PlayedEpisode(episode, endpoint)
         playing = asyncio.ensure_future(rolled_out(rollout, cast(Episode, played), task))
@@ -213,7 +231,7 @@ async def _played(
             end_with(cast(Episode, played), await playing)
         except Exception as error:
             cause = cause_of(error, [endpoint.base_url])
-            if cause in (Cause.SERVER, Cause.NETWORK):  # the endpoint has passed the model's failure on to the agent
+            if cause in (Cause.SERVER, Cause.NETWORK):  # the endpoint passed the model's failure on to the agent
                 episode.abort(f"{type(error).__name__}: {error}", cause=cause)
             raise
         finally:

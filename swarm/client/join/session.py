@@ -1,6 +1,6 @@
-"""A person's session with one run: claims episodes for people, limits how long others wait for them, and offers activities.
+"""A person's session with one run: claims episodes for the person, limits how long others wait, and offers activities.
 
-A person can judge answers (`judge`) or play the model's user and tools (`talk`); `swarm.client.join.play` has the third activity.
+A person can judge answers (`judge`) or play the model's user and tools (`talk`). `swarm.client.join.play` has the third activity.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from swarm.protocol.errors import SwarmError
 
 T = TypeVar("T")
 PAIR_CLAIMS = 4
-"""Most claims in one try: enough to get two slots of one group if nobody else claims meanwhile."""
+"""Maximum number of claims per try. It is enough to get two slots of one group if nobody else claims meanwhile."""
 PAIR_TRIES = 8
 MATE_S = 5.0
-"""How long a try waits for the other slot of its group. Two clients with one slot each would otherwise wait until their
-leases expire."""
+"""How long a try waits for the second slot of a group, in seconds. Otherwise two clients with one slot each would wait for each other
+until their leases expire."""
 PAUSES_S = (0.2, 3.0)
 """Range of the random pause between two tries, in seconds, so that two competing clients do not retry at the same time."""
 
 
 class TooLate(SwarmError):
-    """The person took longer than the episode may. It was given up, and its slot is offered again."""
+    """The person took longer than the episode may last. The episode was aborted, and its slot is offered again."""
 
     cause = Cause.LIMIT
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """The outcome of a session."""
+    """Counts and rewards of a session's episodes."""
 
     ended: int = 0
     given_up: int = 0
@@ -53,8 +53,16 @@ class Tally:
 class Session:
     """Claims episodes for one person.
 
-    max_episode_s: limit of an episode, and so of how long the step that needs its group, or other clients, wait for the person.
-    idle_limit_s: how soon the server notices that the person's machine is gone; otherwise leases are renewed.
+    Args:
+        swarm: the client that claims episodes.
+        person: who answers.
+        run_id: the run to take part in.
+        max_episode_s: time limit per episode. It also limits how long a training step or other clients may wait for the person.
+        idle_limit_s: how soon the server notices that the person's machine is gone. While it is up, the client renews the lease.
+        wait_s: how long one claim waits for a free slot.
+        mix: the task family to claim for.
+        kind: whether to play training or evaluation episodes.
+        tally: counts the session's episodes.
     """
 
     swarm: SwarmClient
@@ -79,7 +87,7 @@ class Session:
         )
 
     async def pair(self, task: Task, stack: AsyncExitStack) -> tuple[Episode, Episode]:
-        """Claim two episodes of one group. They are given back when `stack` closes, unless they were ended.
+        """Claim two episodes of one group. When `stack` closes, those that have not ended are given back.
 
         Raises: TooLate if other clients keep taking the slots.
         """
@@ -90,10 +98,13 @@ class Session:
                     await stack.enter_async_context(claimed.pop_all())
                     return found
             await self.swarm.clock.sleep(random.uniform(*PAUSES_S))
-        raise TooLate(f"others take the slots of task {task.id} one by one; try again")
+        raise TooLate(f"other clients keep taking the slots of task {task.id}; try again")
 
     async def _pair(self, task: Task, claimed: AsyncExitStack) -> tuple[Episode, Episode] | None:
-        """Try once. None: it failed, and its episodes are given back when `claimed` closes. Raises: TooLate."""
+        """Try once to claim a pair. Return None if that failed; its episodes are then given back when `claimed` closes.
+
+        Raises: TooLate if the server starts no new groups for now.
+        """
         held: dict[str | None, Episode] = {}
         for _ in range(PAIR_CLAIMS):
             try:
@@ -106,15 +117,15 @@ class Session:
             mate = held.pop(episode.grant.group_id, None)
             if mate is not None:
                 for spare in held.values():
-                    spare.abort("its group had one slot left; a pair needs two", cause=Cause.PERSON)
+                    spare.abort("its group had only one slot left; a pair needs two", cause=Cause.PERSON)
                 return mate, episode
             held[episode.grant.group_id] = episode
         for spare in held.values():
-            spare.abort("no two slots of one group were free", cause=Cause.PERSON)
+            spare.abort("no group had two free slots", cause=Cause.PERSON)
         return None
 
     async def in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled after max_episode_s. Raises: TooLate."""
+        """Await `work` and return its result. Raises: TooLate if it takes longer than max_episode_s; the work is then cancelled."""
         playing = asyncio.ensure_future(work)
         limit = asyncio.ensure_future(self.swarm.clock.sleep(self.max_episode_s))
         try:
@@ -128,7 +139,7 @@ class Session:
             await asyncio.gather(playing, return_exceptions=True)
 
     def order(self, *ids: str) -> list[int]:
-        """A pseudo-random order that depends only on the ids."""
+        """Return the indices of `ids` in a pseudo-random order that depends only on the ids."""
         return random.Random(derived_seed(*ids)).sample(range(len(ids)), len(ids))
 
 
@@ -139,9 +150,9 @@ _QUESTION = "Which is better? [a] [b] [t]ie [n]either [s]kip [q]uit: "
 
 
 async def judge(session: Session, task: Task, rollout: Rollout = ask_once) -> None:
-    """Let the model answer one task in two episodes of one group; the answer that the person prefers gets the reward.
+    """Let the model answer one task in two episodes of one group, and reward the answer that the person prefers.
 
-    Which of the two is shown first is random. Raises: TooLate, PersonLeft; both episodes are then aborted.
+    The two answers are shown in random order. Raises: TooLate, PersonLeft; both episodes are then aborted.
     """
     pair: tuple[Episode, ...] = ()
     try:
@@ -180,15 +191,20 @@ async def _judged(session: Session, task: Task, rollout: Rollout, pair: tuple[Ep
 
 
 async def _played(rollout: Rollout, episode: Episode, task: Task) -> Outcome:
-    """The rollout's own outcome, which does not count here. Raises: WorkflowFault if it ends the episode itself."""
+    """Run the rollout and return its outcome; only the person's verdict will count.
+
+    Raises: WorkflowFault if the rollout ends the episode itself.
+    """
     outcome = await rolled_out(rollout, episode, task)
     if episode.ended or outcome is None:
-        raise WorkflowFault("this rollout ends its episode itself; a judge needs one that returns its outcome")
+        raise WorkflowFault(
+            "this rollout ends its own episode; judging needs a rollout that returns its outcome instead"
+        )
     return outcome if isinstance(outcome, Outcome) else Outcome(reward=float(outcome))
 
 
 def transcript(trace: EpisodeTrace) -> str:
-    """The conversation as text: the model's answers and the messages between them, each once."""
+    """Format the conversation as text, with each message and each of the model's answers shown once."""
     lines: list[str] = []
     seen: list[object] = []
     for call in trace.calls:
@@ -199,7 +215,7 @@ def transcript(trace: EpisodeTrace) -> str:
 
 
 def _asked(call: RecordedCall) -> list[dict[str, Any]]:
-    """A request's messages, or its prompt as one message."""
+    """Return a request's messages, or its plain prompt as one message."""
     if call.dialect != "completions":
         return list(call.request.get("messages") or ())
     prompt = call.request["prompt"]
@@ -210,9 +226,10 @@ def _asked(call: RecordedCall) -> list[dict[str, Any]]:
 
 
 async def talk(session: Session, task: Task) -> None:
-    """Play one episode with the person as user and tools. All answers of the model are sampled, and get the person's reward.
+    """Play one episode in which the person plays the user and the tools. The person's reward applies to all of the model's answers.
 
-    The task's query (if any) opens it; an empty line ends it. The model gets the tools in `metadata.tools`.
+    The task's query, if it has one, is the first message; an empty line ends the conversation. The model may call the tools in the
+    task's `metadata["tools"]`.
 
     Raises: TooLate, PersonLeft, ModelRefused; the episode is then aborted.
     """
@@ -229,7 +246,7 @@ async def talk(session: Session, task: Task) -> None:
 
 
 async def _talked(session: Session, task: Task, model: Model) -> tuple[float, int]:
-    """Hold the conversation. Returns the reward and the number of the model's answers."""
+    """Hold the conversation. Returns the reward and the number of answers by the model."""
     person, turns = session.person, 0
     tools = {"tools": task.metadata["tools"]} if task.metadata.get("tools") else {}
     words = task.query or await person.ask("you: ")

@@ -110,7 +110,7 @@ async def test_a_pair_is_of_one_group_whatever_slots_others_hold(echo_server: Se
         assert len(ended) == 2
         assert len({entry.group_id for entry in ended}) == 1
         assert {entry.detail for entry in await entries(session, reason="aborted")} == {
-            "its group had one slot left; a pair needs two"
+            "its group had only one slot left; a pair needs two"
         }
 
 

@@ -384,7 +384,7 @@ async def test_run_tasks_stops_when_the_run_of_a_member_of_its_team_is_over() ->
     stub = SwarmStub()
     async with stub.client() as swarm, other:
         report = await swarm.run_tasks(endless(), rollout, concurrency=3)
-        with pytest.raises(TeamOver, match="solver cannot play any more"):
+        with pytest.raises(TeamOver, match="solver cannot play any longer"):
             async with team(task_id="t-9", planner=swarm, solver=other):
                 pass
         with pytest.raises(NotFound):
