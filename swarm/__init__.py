@@ -1,1 +1,1 @@
-"""The swarm: servers that host and train models, and clients that act in them."""
+"""The swarm: servers that host and train models, and clients whose agents call those models."""

@@ -1,7 +1,7 @@
-"""The `swarm` command: serve a model, run training, hold episodes, look at records.
+"""The `swarm` command: serve a model, run training, play episodes, look at records.
 
-Exit codes: 0 done, 1 failed (one line on standard error), 2 the command line cannot be understood; `swarm episode` has more
-(swarm/cli/episodes.py). A command's code is imported when it runs, so that `--help` is instant.
+Exit codes: 0 done, 1 failed (with one line on standard error), 2 bad usage. `swarm episode` has more codes (swarm/cli/episodes.py).
+A command's code is imported only when it runs, so that `--help` is instant.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from swarm.protocol.errors import SwarmError
 from swarm.server import main as server
 
 _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""Of standard output: a full disk, a terminal that is gone."""
+"""Errors that mean standard output cannot be written, for example because the disk is full or the terminal is gone."""
 
 
 def parser() -> Parser:
-    """All commands. Each sets `run`, the `module:function` that carries it out and answers with an exit code."""
+    """Return a parser with all commands. Each sets `run` to the `module:function` that carries it out and returns an exit code."""
     swarm = Parser(prog="swarm", description="Host a trainable model, and train it from any agent's calls.")
     commands: Any = swarm.add_subparsers(dest="command", required=True, metavar="COMMAND")
     server.add_parser(commands)
@@ -34,11 +34,11 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Errors that we raise on purpose are one line, never a traceback."""
+    """Run one command and return its exit code. Errors that we raise on purpose are shown in one line, without a traceback."""
     args = parser().parse_args(arguments)
     try:
         code = int(_named(args.run)(args))
-        with read_or_not():  # also what Python would write at its end
+        with read_or_not():  # includes the output that Python would flush at exit
             return code
     except UsageError as error:
         return _fail(args, error, 2)
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _named(function: str) -> Any:
-    """`module:function`."""
+    """Import and return the function named by `module:function`."""
     module, _, name = function.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -1,1 +1,1 @@
-"""The commands of `swarm`, one noun per file. Each imports what it needs when it runs, so that `--help` is instant."""
+"""The commands of `swarm`, one noun per file. Each command imports what it needs only when it runs, so that `--help` is instant."""

@@ -14,13 +14,13 @@ from swarm.engine.algorithms.checks import Check, check_function
 from swarm.protocol.algorithms import AlgorithmSpec
 
 _FIELDS = {"advantage": "name", "loss": "loss", "importance_correction": "importance_correction"}
-"""Role of a function → the field of the spec that names it."""
+"""Maps the role of a function to the spec's field that names it."""
 _ENDINGS = {"advantage": "advantage", "loss": "loss", "correction": "importance_correction"}
 _WORDS = {True: "ok", False: "FAILED", None: "-"}
 
 
 def check_functions(args: argparse.Namespace) -> int:
-    """Check the named functions. Exit code 1 if a check fails."""
+    """Check the named functions. Returns exit code 1 if a check fails, else 0."""
     failed = False
     for name, role in _functions(args.function, args.role):
         file = args.function.partition(".py")[0] + ".py"
@@ -48,31 +48,31 @@ def _show(reference: str, role: str, found: list[Check], *, as_json: bool) -> No
 
 
 def _functions(given: str, role: str | None) -> list[tuple[str, str]]:
-    """Name and role of each function that `given` names. Raises: UsageError."""
+    """Return the name and role of each function that `given` names. Raises: UsageError."""
     path, found, name = given.rpartition(":") if not given.endswith(".py") else (given, "", "")
     if not path.endswith(".py") or (found and not name.isidentifier()):
-        raise UsageError(f"{given!r} is no FILE.py and no FILE.py:NAME")
+        raise UsageError(f"{given!r} is neither FILE.py nor FILE.py:NAME")
     names = [name] if found else _names(Path(path))
     roles = [(each, role or _role(each)) for each in names]
     known = [(each, what) for each, what in roles if what is not None]
     if not known:
-        which = f"what {name} is" if found else f"which functions of {path} are meant"
+        which = f"which kind of function {name} is" if found else f"which functions of {path} to check"
         raise UsageError(
-            f"cannot tell {which}: end their names with advantage, loss or correction, or give --as with FILE.py:NAME"
+            f"cannot tell {which}: end function names with advantage, loss or correction, or use --as with FILE.py:NAME"
         )
     if role is not None and not found:
-        raise UsageError("--as says what one function is: name it, as FILE.py:NAME")
+        raise UsageError("--as applies to a single function: name it as FILE.py:NAME")
     return known
 
 
 def _names(path: Path) -> list[str]:
-    """Names of the file's public top-level functions. Raises: UsageError."""
+    """Return the names of the file's public top-level functions. Raises: UsageError."""
     try:
         parsed = ast.parse(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{path} is no Python: {error}") from error
+        raise UsageError(f"{path} is not valid Python: {error}") from error
     return [each.name for each in parsed.body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
 
 

@@ -1,4 +1,4 @@
-"""`swarm try module:rollout --task QUERY`: one evaluation episode, with its trace, reward and traceback. Trains nothing."""
+"""`swarm try module:rollout --task QUERY`: plays one evaluation episode and shows its trace, reward and traceback. Trains nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from swarm.protocol.episodes import EpisodeTrace
 
 @dataclass(slots=True)
 class _Attempt:
-    """The outcome of one try. failure: the traceback, or why there is no result."""
+    """The outcome of one try. `failure` is the traceback, or says why there is no result."""
 
     reward: float | None = None
     failure: str | None = None
@@ -32,7 +32,7 @@ class _Attempt:
 
 
 def try_rollout(args: argparse.Namespace) -> int:
-    """Try a rollout. Exit code 0 if it got a reward that counts, else 1."""
+    """Try a rollout. Returns exit code 0 if it got a reward that counts, else 1."""
     task = task_of(args)
     try:
         rollout = load_rollout(args.rollout)
@@ -54,13 +54,15 @@ def try_rollout(args: argparse.Namespace) -> int:
             if attempt.trace is not None:
                 print(trace_text(attempt.trace))
             if attempt.raised is not None:
-                print(f"\n{attempt.raised}the rollout raised this after it had ended the episode: its result stands")
+                print(
+                    f"\n{attempt.raised}the rollout raised this error after it had ended the episode; the result still counts"
+                )
             print(f"\n{_end(attempt)}")
     return 1 if attempt.failure else 0
 
 
 def _end(attempt: _Attempt) -> str:
-    """The closing text. If the trace already shows the traceback, only its last line."""
+    """Return the closing text. If the trace already shows the traceback, include only its last line."""
     if attempt.failure is None:
         return f"reward {attempt.reward:g}"
     shown = attempt.trace is not None and attempt.trace.entry.detail
@@ -70,7 +72,7 @@ def _end(attempt: _Attempt) -> str:
 def _end_with(episode: Episode, outcome: Outcome | float | None, attempt: _Attempt) -> None:
     try:
         end_with(episode, outcome)
-    except (TypeError, NoReward) as error:  # show only the message, because the traceback has only our own frames
+    except (TypeError, NoReward) as error:  # show only the message: the traceback would contain only our own frames
         attempt.failure = sendable(str(error))
         episode.abort(attempt.failure, cause=episode.blame(error))
     else:

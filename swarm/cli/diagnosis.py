@@ -1,4 +1,4 @@
-"""Explains why a run didn't learn, from a ledger's totals, a run's steps and a few traces. Pure: calls no server, prints nothing."""
+"""Explains why a run didn't learn, from a ledger's totals, a run's steps and a few traces. Never calls a server or prints anything."""
 
 from __future__ import annotations
 
@@ -18,53 +18,54 @@ from swarm.protocol.summary import LastFailure, LedgerCount, LedgerSummary
 RECENT_STEPS = 10
 TASKS_NAMED = 3
 _LOST = 0.1
-"""Report a fate or a loss if at least this share of episodes has it."""
+"""Report a drop reason or a cause of loss if at least this share of episodes has it."""
 _FLAT = 0.5
-"""Report equal rewards if at least this share of groups has them."""
+"""Report equal rewards if at least this share of groups has only equal rewards."""
 
 ADVICE: dict[DropReason, str] = {
-    DropReason.EVAL: "evaluations are never trained",
-    DropReason.ABORTED: "the client gave up; see below who lost them",
-    DropReason.EXPIRED: "the client fell silent or took too long: raise idle_limit_s or max_episode_s, or renew the lease",
-    DropReason.SERVER_RESTARTED: "open when the server was restarted; their slots were offered again",
-    DropReason.STALE: "sampled by weights too old when their turn came: raise max_staleness, lower the concurrency, or make "
+    DropReason.EVAL: "evaluations are never trained on",
+    DropReason.ABORTED: "the client aborted them; see the causes below",
+    DropReason.EXPIRED: "the client stopped responding or took too long: raise idle_limit_s or max_episode_s, or renew the lease",
+    DropReason.SERVER_RESTARTED: "they were open when the server restarted; their slots were offered again",
+    DropReason.STALE: "their weights were too old when their turn came: raise max_staleness, lower the concurrency, or make "
     "episodes shorter",
-    DropReason.ZERO_VARIANCE: "all rewards of the group were equal, so nothing could be compared: take tasks of middling "
+    DropReason.ZERO_VARIANCE: "all rewards of the group were equal, so there was nothing to compare: use tasks of medium "
     "difficulty, raise the temperature or group_size, or give partial credit",
     DropReason.PARTIAL_GROUP: "their group was not filled in time: raise group_patience_s, lower partial_min, or run more clients",
-    DropReason.NO_CALLS: "ended without a recorded call: does the agent use the episode's base_url and api_key? If its requests "
-    "were refused, `swarm ledger --detail` says why",
+    DropReason.NO_CALLS: "they ended without a recorded call: does the agent use the episode's base_url and api_key? If its requests "
+    "were refused, `swarm ledger --detail` shows why",
     DropReason.TRUNCATED: "every call was cut off by max_tokens: raise sampling.max_tokens, or set algorithm.train_truncated",
-    DropReason.GREEDY: "every call was made at temperature 0, or below 0.01, where nothing is drawn: leave the temperature out, or set it to 1",
-    DropReason.UNREPRODUCIBLE_SAMPLING: "sampled in a way that the trainer cannot recompute, while sampling.train asks for the "
-    "exact distribution: leave out vllm_xargs, logits_processors and watermarking, or set sampling.train to policy",
-    DropReason.TEAM_ABORTED: "its team was not committed, so none of its episodes counts: read the client's last words",
-    DropReason.QUARANTINED: "the version of the client was quarantined: `swarm run quarantine VERSION --lift` takes it back",
+    DropReason.GREEDY: "every call used a temperature below 0.01, so nothing was sampled at random: omit it, or set it to 1",
+    DropReason.UNREPRODUCIBLE_SAMPLING: "they were sampled in a way that the trainer cannot recompute, but sampling.train asks for the "
+    "exact distribution: omit vllm_xargs, logits_processors and watermarking, or set sampling.train to policy",
+    DropReason.TEAM_ABORTED: "their team was not committed, so none of its episodes counts: read the client's last words",
+    DropReason.QUARANTINED: "the client version was quarantined: `swarm run quarantine VERSION --lift` undoes that",
     DropReason.RUN_ENDED: "the run ended before their turn came",
-    DropReason.SUPERSEDED: "the run went back to an earlier checkpoint",
-    DropReason.TAINTED: "one of their calls failed on the server's side, so their slots were offered again: read the server's "
-    "log; where the agent recovers, end with `despite`",
+    DropReason.SUPERSEDED: "the run was restored to an earlier checkpoint, or the mix no longer contains their family",
+    DropReason.TAINTED: "one of their calls failed on the server, so their slots were offered again: read the server's "
+    "log; if the agent recovers from such failures, end with `despite`",
 }
 CAUSE_ADVICE: dict[Cause, str] = {
-    Cause.SERVER: "it was restarted, its engine failed, or it closed them itself: look at its log; the rollout is not to blame, "
+    Cause.SERVER: "it restarted, its engine failed, or it closed them itself: look at its log; the rollout is not to blame, "
     "and the tasks were offered again",
     Cause.NETWORK: "client and server could not reach each other: check the connection; the tasks were offered again",
-    Cause.CLIENT: "it crashed, was killed or fell silent: look at its log and its memory; a task that it died on three times "
+    Cause.CLIENT: "it crashed, was killed or stopped responding: check its log and its memory use; a task on which it died three times "
     "is set aside",
     Cause.ROLLOUT: "it raised an exception, gave up, returned no reward, or its agent failed or never called the model: read "
-    "its last words below, mend it, start it again",
-    Cause.GRADER: "it raised an exception, gave no finite number, exited with an error or ran out of time: mend the grader; "
+    "its last words below, fix it, and start it again",
+    Cause.GRADER: "it raised an exception, returned no finite number, exited with an error or timed out: fix the grader; "
     "the agent is not to blame",
-    Cause.LIMIT: "they took longer than a limit (max_episode_s, max_call_s, --timeout, or the agent's own for an answer): raise the one that their last words name, or make episodes shorter",
+    Cause.LIMIT: "they exceeded a limit (max_episode_s, max_call_s, --timeout, or the agent's own timeout for a response): raise "
+    "the one named in their last words, or make episodes shorter",
     Cause.PERSON: "a person declined them or stopped the client; the tasks were offered again",
 }
 FORK_ADVICE = {
-    "answer_edited": "the agent sends its model's answers back changed; send them as they came",
-    "history_changed": "the agent rewrites or summarises its history; each rewrite is trained as a prompt of its own",
+    "answer_edited": "the agent changes the model's answers before it sends them back; send them back unchanged",
+    "history_changed": "the agent rewrites or summarizes its history; each rewrite is trained as a separate prompt",
     "tools_changed": "the tools or template settings change between calls",
     "template_rewrites_history": "the model's own template drops or changes earlier turns (stripped reasoning)",
-    "template_changes_message": "the template writes the answer otherwise than it was sampled",
-    "stop_string_cut": "a stop string was cut off the answer; the agent sends back what it saw, without it",
+    "template_changes_message": "the template renders the answer differently from how it was sampled",
+    "stop_string_cut": "a stop string was cut off the answer, so the agent sends the answer back without it",
     "not_only_text": "messages with images or other parts are not continued token by token",
 }
 
@@ -77,7 +78,7 @@ class Evidence:
 
 
 class Fate(BaseModel):
-    """How many episodes had one fate."""
+    """Number and share of the training episodes that ended up in one state or were dropped for one reason."""
 
     name: str
     episodes: int
@@ -86,19 +87,22 @@ class Fate(BaseModel):
 
 
 class Loss(BaseModel):
-    """How many attempts a cause lost, evaluations included."""
+    """Number of attempts, including evaluations, that were lost for one cause."""
 
     cause: Cause
     episodes: int
     share: float
     """Share of all episodes."""
     tasks: list[str] = []
-    """The tasks that lost the most attempts to this cause."""
+    """The tasks with the most attempts lost for this cause."""
     advice: str
 
 
 class ClientRecord(BaseModel):
-    """One client with one version of its code. failed: number of episodes lost by its rollout, grader or limits, or by the client."""
+    """Statistics on one client with one version of its code.
+
+    `failed` is the number of episodes for whose loss the client itself, its rollout, its grader or a limit is to blame.
+    """
 
     client_id: str
     client_version: str
@@ -112,31 +116,31 @@ class Diagnosis(BaseModel):
     run_id: str | None
     step: int
     episodes: int
-    """Number of train episodes; evaluations are counted separately."""
+    """Number of training episodes; evaluations are counted separately."""
     evaluations: int
-    """Number of evaluations, without aborted or lost ones."""
+    """Number of evaluations, excluding aborted and lost ones."""
     trained: int
-    """Number of episodes in steps that a checkpoint holds."""
+    """Number of episodes in steps that are saved in a checkpoint."""
     in_step: int
-    """Number of episodes in steps that no checkpoint holds yet."""
+    """Number of episodes in steps that are not yet saved in a checkpoint."""
     fates: list[Fate]
-    """What became of the train episodes, most frequent first."""
+    """What became of the training episodes, most frequent first."""
     losses: list[Loss] = []
-    """Who lost attempts that did not end with a reward, most first."""
+    """Attempts that did not end with a reward, by cause, most frequent first."""
     zero_variance_share: float | None
-    """Share of groups whose rewards were all equal; mean over the last steps."""
+    """Share of groups whose rewards were all equal, averaged over the last steps."""
     reward_first: float | None
     reward_last: float | None
-    """Mean rewards over the first and the last steps, as many as `steps_compared`."""
+    """Mean reward over the last `steps_compared` steps; `reward_first` is the same over the first ones."""
     steps_compared: int
     traces_read: int
     forks: dict[str, int]
-    """Number of forks by cause, in the traces that were read."""
+    """Number of forks by cause in the traces that were read."""
     calls_read: int
     clients: list[ClientRecord]
-    """Client records, those with the most failures first."""
+    """Statistics by client and version, with the most failures first."""
     findings: list[str]
-    """Conspicuous facts in words, with advice; the most important first."""
+    """What stands out, in words and with advice, the most important first."""
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -204,7 +208,7 @@ def _tasks_lost(summary: LedgerSummary, cause: Cause) -> list[str]:
 
 
 def client_records(summary: LedgerSummary) -> list[ClientRecord]:
-    """Clients by version, those with most failures first."""
+    """Return statistics for each client and version, with the most failures first."""
     by_client: defaultdict[tuple[str, str], list[LedgerCount]] = defaultdict(list)
     for count in summary.counts:
         by_client[count.client_id, count.client_version].append(count)
@@ -229,7 +233,7 @@ _FAILURES = (DropReason.ABORTED, DropReason.EXPIRED, DropReason.NO_CALLS)
 
 
 def _failed(count: LedgerCount) -> bool:
-    """Whether client, rollout, grader or a limit lost the episodes. Older servers name no cause."""
+    """True if the client, the rollout, the grader or a limit is to blame for these lost episodes. Older servers give no cause."""
     return count.reason in _FAILURES if count.cause is None else count.cause in COUNTED
 
 
@@ -239,18 +243,18 @@ def _findings(made: Diagnosis, run: RunReport | None) -> Iterable[str]:
     elif run.status == "failed":
         yield f"the run failed: {run.reason}"
     elif run.status == "stopped":
-        yield f"the run was stopped at step {run.step}: nothing more of it is trained"
+        yield f"the run was stopped at step {run.step}; it will not train any further"
     if not made.episodes:
-        yield "no train episode was claimed yet: is a client running against this server?"
+        yield "no training episode has been claimed yet: is a client running against this server?"
         return
     if not made.step:
-        yield "no step was made yet, so nothing can have been learnt"
+        yield "no step has been made yet, so nothing can have been learned"
     for fate in made.fates:
         if fate.advice and fate.episodes >= _LOST * made.episodes:
-            yield f"{fate.episodes} of {made.episodes} train episodes were dropped as {fate.name}: {fate.advice}"
+            yield f"{fate.episodes} of {made.episodes} training episodes were dropped as {fate.name}: {fate.advice}"
     for loss in made.losses:
         if loss.share >= _LOST:
-            yield f"{loss.episodes} attempts were lost by the {loss.cause}: {loss.advice}"
+            yield f"{loss.episodes} attempts were lost because of the {loss.cause}: {loss.advice}"
     if made.zero_variance_share is not None and made.zero_variance_share >= _FLAT:
         yield (
             f"{made.zero_variance_share:.0%} of the groups in the last steps had equal rewards: "
@@ -267,24 +271,24 @@ def _findings(made: Diagnosis, run: RunReport | None) -> Iterable[str]:
 
 
 def _about_steps(run: RunReport) -> Iterable[str]:
-    """Findings from the optimiser's metrics."""
+    """Yield findings from the optimizer's metrics."""
     if run.spec.optimizer.learning_rate == 0:
-        yield "the learning rate is 0: nothing can be learnt; swarm run patch --set optimizer.learning_rate=1e-5"
+        yield "the learning rate is 0, so nothing can be learned: swarm run patch --set optimizer.learning_rate=1e-5"
     last = run.steps[-1].values if run.steps else {}
     if last and last.get("weights_change") == 0 and last.get("tokens_trained") == 0:
-        yield "the last step trained no token at all"
+        yield "the last step trained no tokens at all"
     recent = run.steps[-RECENT_STEPS:]
     if forced := sum(_all_forced(step.values) for step in recent):
         yield (
-            f"{forced} of the last {len(recent)} steps taught nothing: all tokens that they trained were forced, as a grammar "
-            "or a tool left one choice; loosen the schema, or leave the choice of the tool to the model"
+            f"{forced} of the last {len(recent)} steps taught nothing: all tokens that they trained were forced, because a grammar "
+            "or a tool left only one choice; loosen the schema, or let the model choose the tool"
         )
     steps = [step.values for step in run.steps if MISMATCH in step.values and STALENESS in step.values]
     later = outgrown((values[MISMATCH], values[STALENESS]) for values in steps)
     if later is not None:
         yield (
-            f"sampler and trainer agreed in the first step and do not since ({later:.1g} nats per token): "
-            "new weights may not reach the sampler whole, so trust no reward of this run before you know why"
+            f"sampler and trainer agreed in the first step but no longer do ({later:.1g} nats per token): "
+            "new weights may not fully reach the sampler, so do not trust this run's rewards before you know why"
         )
     elif last.get(MISMATCH, 0.0) > 0.1:
         yield (
@@ -294,8 +298,10 @@ def _about_steps(run: RunReport) -> Iterable[str]:
 
 
 def _all_forced(values: Mapping[str, float]) -> bool:
-    """Whether a step trained only tokens that had no alternative. `tokens_forced` also counts tokens that are not trained, but
-    others would have a gradient."""
+    """True if a step trained only tokens that had no alternative.
+
+    `tokens_forced` also counts tokens that are not trained, so check the gradient too: tokens with an alternative would have one.
+    """
     trained = values.get("tokens_trained", 0.0)
     return 0 < trained <= values.get("tokens_forced", 0.0) and values.get("grad_norm") == 0
 
@@ -305,10 +311,10 @@ def _named(client: ClientRecord) -> str:
 
 
 def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
-    """The diagnosis as text. detail: show every client's last traceback in full, not only the newest one."""
+    """Format the diagnosis as text. If `detail` is true, show the last traceback of every client in full, not only the newest one."""
     provisional = f"{made.in_step} in_step, " if made.in_step else ""
     lines = [
-        f"run {made.run_id or '-'}  step {made.step}  {made.trained} of {made.episodes} train episodes trained, "
+        f"run {made.run_id or '-'}  step {made.step}  {made.trained} of {made.episodes} training episodes trained, "
         f"{provisional}{made.evaluations} evaluations"
     ]
     if made.reward_first is not None and made.reward_last is not None:
@@ -322,7 +328,9 @@ def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
             f"{made.reward_last:.3f} {last.format(made.steps_compared)}"
         )
     lines += ["", "What stands out"]
-    lines += [f"  - {finding}" for finding in made.findings] or ["  nothing: episodes are trained, and none are lost"]
+    lines += [f"  - {finding}" for finding in made.findings] or [
+        "  nothing: episodes are trained on, and none are lost"
+    ]
     lines += ["", "Episodes by fate"]
     lines += [
         f"  {fate.episodes:>7}  {fate.share:>4.0%}  {fate.name:<24} {fate.advice or ''}".rstrip() for fate in made.fates
@@ -330,7 +338,7 @@ def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
     if made.zero_variance_share is not None:
         lines.append(f"  groups with equal rewards in the last steps: {made.zero_variance_share:.0%}")
     if made.losses:
-        lines += ["", "Attempts without a reward, by who lost them"]
+        lines += ["", "Attempts without a reward, by cause"]
         lines += [line for loss in made.losses for line in _loss_lines(loss)]
     forks = ", ".join(f"{count} {cause}" for cause, count in made.forks.items()) or "none"
     lines += ["", f"Forks in the newest {made.traces_read} traces ({made.calls_read} calls): {forks}"]
@@ -347,7 +355,7 @@ def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
 def _loss_lines(loss: Loss) -> list[str]:
     lines = [f"  {loss.episodes:>7}  {loss.share:>4.0%}  {loss.cause:<24} {loss.advice}"]
     if loss.tasks:
-        lines.append(f"{'':>17}most at task {', '.join(one_line(task) for task in loss.tasks)}")
+        lines.append(f"{'':>17}mostly task {', '.join(one_line(task) for task in loss.tasks)}")
     return lines
 
 

@@ -1,6 +1,6 @@
-"""Runs one episode of a black-box agent: claims it, runs the agent in a confined room, scores the answer, ends or aborts it.
+"""Runs one episode of a black-box agent: claims it, runs the agent in confinement, scores the answer, and ends or aborts the episode.
 
-The lease stays in this process's memory. The agent gets the model's address and a key that only calls the model. If the system
+The lease stays in this process's memory. The agent gets the model's address and a key that can only call the model. If the system
 supports it (Linux), the agent can reach no file, process or port that would let it end an episode. The scorer runs after the
 agent and all its child processes have ended.
 """
@@ -43,13 +43,15 @@ _EXIT_CODES = {
 }
 _OF_SERVER = frozenset({DropReason.SERVER_RESTARTED, DropReason.RUN_ENDED, DropReason.SUPERSEDED})
 _MARGIN_S = 30.0
-"""Time added to the limits of agent and scorer, so that the result still reaches the server."""
+"""Time added to the limits of agent and scorer, in seconds, so that the result can still reach the server."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """The outcome of the episode. status: `pooled` (to be trained), `evaluated`, `dropped` at its end, `aborted`, or `lost` if the server
-    had closed it before."""
+    """The outcome of the episode.
+
+    `status` is `pooled` (to be trained on), `evaluated`, `dropped` (when it ended), `aborted`, or `lost` (already closed by the server).
+    """
 
     task_id: str
     episode_id: str = ""
@@ -59,7 +61,7 @@ class Attempt:
     cause: Cause | None = None
     reason: str = ""
     agent: str = ""
-    """How the agent ended."""
+    """How the agent ended, in words."""
     scorer: str = ""
     confined: dict[str, bool] = field(default_factory=dict)
 
@@ -77,13 +79,13 @@ class Attempt:
 def run_episode(args: argparse.Namespace) -> int:
     """Play one episode and print its outcome."""
     if not args.task:
-        raise UsageError("which task? give --task ID")
+        raise UsageError("no task given; add --task ID")
     if not args.agent:
         raise UsageError(
-            "which agent? give its command behind --: swarm episode run --task ID --scorer COMMAND -- COMMAND"
+            "no agent given; put its command after --: swarm episode run --task ID --scorer COMMAND -- COMMAND"
         )
     if not args.scorer:
-        raise UsageError("who scores it? give --scorer COMMAND: an agent does not report its own reward")
+        raise UsageError("no scorer given; add --scorer COMMAND, because an agent must not report its own reward")
     hide_memory()
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as place:
@@ -93,7 +95,10 @@ def run_episode(args: argparse.Namespace) -> int:
 
 
 class Runner:
-    """Runs the episode and holds its lease. Raises: UsageError for options that cannot be honoured, before it claims anything."""
+    """Runs the episode and holds its lease.
+
+    Raises: UsageError for invalid options, before it claims anything.
+    """
 
     def __init__(self, args: argparse.Namespace, place: Path) -> None:
         self._args = args
@@ -108,11 +113,11 @@ class Runner:
         )
         self._metadata = {} if args.metadata is None else option_json(args.metadata, "--metadata")
         if not isinstance(self._metadata, dict):
-            raise UsageError("--metadata must be an object")
+            raise UsageError("--metadata must be a JSON object")
         self._stop = asyncio.Event()
 
     async def run(self) -> Attempt:
-        """Run the episode. Raises: Refusal, ServerUnreachable if nothing can be claimed."""
+        """Run the episode and return its outcome. Raises: Refusal, ServerUnreachable if nothing can be claimed."""
         args, attempt = self._args, Attempt(task_id=self._args.task)
         status, open_to_all = await self._status()
         self._demand_confinement(open_to_all)
@@ -138,7 +143,7 @@ class Runner:
         return attempt
 
     async def _status(self) -> tuple[ServerStatus, bool]:
-        """The server's status, and whether it serves callers without a token."""
+        """Return the server's status, and whether it accepts requests without a token."""
         once = Patience(connect_s=0.0, later_s=0.0)
         url = url_of(self._args)
         async with SwarmClient(url, patience=once) as anybody:
@@ -151,19 +156,19 @@ class Runner:
             return await swarm.status(), False
 
     def _demand_confinement(self, open_to_all: bool) -> None:
-        """Check that the system can keep the agent away from the means to end episodes. Raises: SwarmError."""
+        """Raise SwarmError if this system cannot prevent the agent from ending episodes itself."""
         if self._args.unconfined:
             return
         version = landlock_version()
         if not filters_calls() or version < FILES:
             raise SwarmError(
-                "this system cannot confine an agent (it needs Linux 5.13 or newer with Landlock, on x86_64 or aarch64): run "
-                "it as another user or in a container without the server's files, and pass --unconfined"
+                "this system cannot confine an agent (it needs Linux 5.13 or newer with Landlock, on x86_64 or aarch64): run the "
+                "agent as another user or in a container without the server's files, and pass --unconfined"
             )
         if open_to_all and version < PORTS:
             raise SwarmError(
                 "the server has no token, and this system cannot block ports (Linux 6.7 or newer can): start the server "
-                "with SWARM_ADMIN_TOKEN, or pass --unconfined if the agent may control it"
+                "with SWARM_ADMIN_TOKEN, or pass --unconfined if the agent is allowed to control the server"
             )
 
     # -- the episode ------------------------------------------------------------------------------------------------------
@@ -200,7 +205,7 @@ class Runner:
             _note_receipt(attempt, episode.receipt, episode)
 
     async def _claimed(self, episode: Episode, attempt: Attempt) -> bool:
-        """Claim the episode. False if a person stopped the command meanwhile; then a granted episode is given back."""
+        """Claim the episode. Return False if a person stopped the command meanwhile; a granted episode is then given back."""
 
         claiming = asyncio.ensure_future(episode.__aenter__())
         stopping = asyncio.create_task(self._stop.wait())
@@ -248,7 +253,7 @@ class Runner:
         )
 
     def _judge_agent(self, attempt: Attempt, agent: ProgramEnd, relay: InferenceRelay, episode: Episode) -> None:
-        """Decide whether the agent's answer can be scored; if not, note who lost the attempt."""
+        """Decide whether the agent's answer can be scored. If not, note who is to blame."""
 
         attempt.agent = agent.how
         failures, confined = [] if self._args.despite else relay.failures, bool(attempt.confined.get("files"))
@@ -301,7 +306,7 @@ class Runner:
     # -- the record -------------------------------------------------------------------------------------------------------
 
     async def _settle(self, swarm: SwarmClient, attempt: Attempt) -> None:
-        """Take who lost the attempt from the server's ledger, if the server can be reached."""
+        """Update the cause of a lost attempt from the server's ledger, if the server can be reached."""
 
         if attempt.cause is None or not attempt.episode_id:
             return
@@ -312,7 +317,7 @@ class Runner:
 
 
 def _note_receipt(attempt: Attempt, receipt: EpisodeReceipt, episode: Episode) -> None:
-    """Note a stored result, which the server may have dropped at once."""
+    """Note that the result is stored, and whether the server immediately dropped the episode."""
     attempt.status, attempt.reward = "evaluated" if episode.claim.kind == "eval" else "pooled", episode.reward
     if receipt.dropped is not None:
         attempt.status = "dropped"
@@ -326,13 +331,15 @@ def _note_entry(attempt: Attempt, entry: LedgerEntry) -> None:
     elif entry.reason in _OF_SERVER:
         attempt.cause = Cause.SERVER
     if attempt.status == "lost" and entry.reason is not None:
-        attempt.reason = f"the server had closed it: {entry.reason}{f' ({entry.detail})' if entry.detail else ''}"
+        attempt.reason = (
+            f"the server had already closed it: {entry.reason}{f' ({entry.detail})' if entry.detail else ''}"
+        )
 
 
 def score_of(said: bytes) -> dict[str, Any]:
-    """The last line of a scorer's output, a number or a JSON object, as arguments of `Episode.end`.
+    """Parse the last line of a scorer's output, a number or a JSON object, and return it as arguments for `Episode.end`.
 
-    Raises: ValueError, InvalidSpec if it is not a score.
+    Raises: ValueError or InvalidSpec if it is not a score.
     """
 
     lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
@@ -341,7 +348,7 @@ def score_of(said: bytes) -> dict[str, Any]:
     found = strict_json.loads(lines[-1].encode())
     score: Mapping[str, Any] = found if isinstance(found, dict) else {"reward": found}
     if not {"lease", "idempotency_key", "despite"}.isdisjoint(score):
-        raise ValueError("a score has reward, success, metrics, agent_rewards and metadata")
+        raise ValueError("a score may have only reward, success, metrics, agent_rewards and metadata")
     result = EpisodeResult(**score, lease="").model_dump(exclude_unset=True)
     del result["lease"]
     return result

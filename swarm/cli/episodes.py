@@ -1,7 +1,7 @@
-"""`swarm episode run|claim|end|abort|renew|resolve`: episodes for any agent, JSON in and out.
+"""`swarm episode run|claim|end|abort|renew|resolve`: episodes for any agent, with JSON in and out.
 
-Leases and api keys are secrets: they travel in files, on standard input or in the environment, never as arguments.
-Scripts branch on the exit code: 0 done, 1 failed, 2 bad usage, 3 the run is over, 4 not now, 5 the lease is gone.
+Leases and API keys are secrets: they are passed in files, on standard input or in the environment, never as arguments.
+Scripts branch on the exit code: 0 done, 1 failed, 2 bad usage, 3 the run is over, 4 try again later, 5 the lease is lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def claim_episode(args: argparse.Namespace) -> int:
     }
     document = {**read_document(args.claim), **{key: value for key, value in given.items() if value is not None}}
     if document.get("task_id") in (None, ""):
-        raise UsageError("which task? give --task ID")
+        raise UsageError("no task given; add --task ID")
     document.setdefault("client_id", os.environ.get("SWARM_CLIENT_ID") or "swarm-cli")
     wish = valid(EpisodeClaim, {"run_id": "", **document})
     with connect(args, later_s=wish.wait_s) as swarm:
@@ -58,7 +58,7 @@ def end_episode(args: argparse.Namespace) -> int:
     if args.success is not None:
         result["success"] = args.success == "true"
     if "reward" not in result:
-        raise UsageError("what was it worth? give --reward R")
+        raise UsageError("no reward given; add --reward R")
     for field, option, texts in (
         ("metrics", "--metric", args.metric),
         ("agent_rewards", "--agent-reward", args.agent_reward),
@@ -87,7 +87,7 @@ def abort_episode(args: argparse.Namespace) -> int:
 
 
 def resolve_episode(args: argparse.Namespace) -> int:
-    """Decide a prepared episode as an operator, in place of the decider."""
+    """Settle a prepared episode as an operator, in place of the decider."""
     resolution = valid(EpisodeResolution, {"outcome": args.outcome, "reason": args.reason})
     with connect(args) as swarm:
         print(swarm.resolve(args.episode, resolution).model_dump_json())
@@ -104,7 +104,7 @@ def renew_episode(args: argparse.Namespace) -> int:
 
 
 def exit_code(error: SwarmError) -> int:
-    """The exit code for an error, for scripts."""
+    """Return the exit code for an error, so that scripts can branch on it."""
     if isinstance(error, OverLimit):
         return RUN_OVER
     if isinstance(error, TryLater | ServerUnreachable):
@@ -113,19 +113,19 @@ def exit_code(error: SwarmError) -> int:
 
 
 def _held(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """Episode id, and a document with its lease."""
+    """Return the episode's id and a document that contains its lease. Raises: UsageError."""
     document = read_document(args.grant)
     episode_id = document.get("episode_id") or os.environ.get("SWARM_EPISODE")
     document["lease"] = document.get("lease") or os.environ.get("SWARM_LEASE")
     if not isinstance(document["lease"], str) or not episode_id:
         raise UsageError(
-            "which episode? give the file that `swarm episode claim` printed, or set SWARM_EPISODE and SWARM_LEASE"
+            "no episode given; give a file with the output of `swarm episode claim`, or set SWARM_EPISODE and SWARM_LEASE"
         )
     return str(episode_id), document
 
 
 def _section(document: dict[str, Any], field: str) -> dict[str, Any]:
-    """The document's object under `field`, to which options may add. Raises: UsageError if it is not an object."""
+    """Return the object under `field` in the document, or an empty one. Raises: UsageError if it is not an object."""
     found = document.get(field)
     if found is not None and not isinstance(found, dict):
         raise UsageError(f"{field} must be an object, got {found!r}")
@@ -141,21 +141,21 @@ def _numbers(option: str, texts: list[str]) -> dict[str, float]:
         except ValueError:
             name = ""
         if not name:
-            raise UsageError(f"{option} {text!r}: write name=number")
+            raise UsageError(f"{option} {text!r}: write NAME=NUMBER")
     return found
 
 
 def _object(option: str, text: str) -> dict[str, Any]:
     document = option_json(text, option)
     if not isinstance(document, dict):
-        raise UsageError(f"{option} must be an object")
+        raise UsageError(f"{option} must be a JSON object")
     return document
 
 
 def _exports(grant: EpisodeGrant) -> str:
-    """Shell lines that export the model's address and key, so that agents inherit them. The lease stays with the shell."""
+    """Return shell lines that export the model's address and key, so that agents inherit them. The lease is set but not exported."""
     exported = variables_for_model(grant.base_url, grant.api_key)
     kept = {"SWARM_EPISODE": grant.episode_id, "SWARM_LEASE": grant.lease}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
-    lines.append(f"unset {' '.join(kept)}")  # an already exported variable would stay exported
+    lines.append(f"unset {' '.join(kept)}")  # otherwise an already exported variable would stay exported
     return "\n".join([*lines, *(f"{name}={shlex.quote(value)}" for name, value in kept.items())])

@@ -1,4 +1,4 @@
-"""`swarm join judge|play|talk`: the manual client. A person takes part in episodes in a terminal; rewards count like any others."""
+"""`swarm join judge|play|talk`: the manual client. A person takes part in episodes at a terminal; the rewards count like any others."""
 
 from __future__ import annotations
 
@@ -28,41 +28,43 @@ Part = Callable[[Session, Task], Awaitable[None]]
 
 
 def join_run(args: argparse.Namespace) -> int:
-    """Take part in a run. Exit code 0 if the person finished all tasks or left, 1 if an error stopped them."""
+    """Take part in a run. Returns exit code 0 if the person finished all tasks or left, 1 if an error stopped them."""
     if not 0 < args.max_episode_s < math.inf or args.tasks < 1 or (args.times is not None and args.times < 1):
-        raise UsageError("--max-episode-s must be positive, --tasks and --times at least 1")
+        raise UsageError("--max-episode-s must be positive and finite, and --tasks and --times must be at least 1")
     if not abs(getattr(args, "refused_reward", 0.0)) <= MOST_REWARD:
-        raise UsageError(f"--refused-reward must be a finite number, {MOST_REWARD:g} at most either way")
+        raise UsageError(f"--refused-reward must be a number with an absolute value of at most {MOST_REWARD:g}")
     chosen, rollout = _chosen(args)
     part = _part(args, rollout)
     try:
         return asyncio.run(_joined(args, chosen, part))
     except InputEnded as error:
-        sys.stderr.write(f"swarm join: {error}; what was open was given back\n")
+        sys.stderr.write(f"swarm join: {error}; open episodes were given back\n")
         return 1
     except PersonLeft:
         return 0
     except asyncio.CancelledError:
-        sys.stderr.write("swarm join: stopped; what was open was given back\n")
+        sys.stderr.write("swarm join: stopped; open episodes were given back\n")
         return 1
 
 
 def _chosen(args: argparse.Namespace) -> tuple[Iterable[Task], Rollout | None]:
-    """Tasks and rollout. Raises: UsageError, WorkflowFault."""
+    """Return the tasks and the rollout that the options name. Raises: UsageError, WorkflowFault."""
     reference = getattr(args, "workflow", None)
     if reference is None:
         if args.task is None:
-            raise UsageError("which task? give --task QUERY, or a study's workflow.py")
+            raise UsageError("no task given; add --task QUERY, or name a study's workflow.py")
         return [task_of(args)], None
     if ":" in reference:
         if args.task is None:
-            raise UsageError(f"{reference} is a rollout without tasks: give --task QUERY")
+            raise UsageError(f"{reference} is a rollout without tasks; add --task QUERY")
         return [task_of(args)], load_rollout(reference)
     path = Path(reference).expanduser()
     workflow = load_workflow(path.parent, path.name)
     stream = workflow.tasks("train", args.seed, args.tasks)
     if not isinstance(stream, Iterable):
-        raise UsageError(f"the tasks of {reference} come asynchronously; name a rollout and --task instead")
+        raise UsageError(
+            f"the tasks of {reference} are an async stream, which is not supported; name a rollout and --task instead"
+        )
     return ([task_of(args)] if args.task is not None else stream), workflow.rollout
 
 
@@ -81,7 +83,7 @@ async def _joined(args: argparse.Namespace, chosen: Iterable[Task], part: Part) 
         size, each = run.spec.batch.group_size, 2 if args.mode == "judge" else 1
         if size < each:
             raise UsageError(
-                f"run {run.run_id} cannot be judged: its batch.group_size is {size}, and a judge compares two episodes of "
+                f"run {run.run_id} cannot be judged: its batch.group_size is {size}, but a judge compares two episodes of "
                 "one group; start a run with groups of at least 2, or take part with `swarm join talk`"
             )
         editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
@@ -103,7 +105,7 @@ async def _joined(args: argparse.Namespace, chosen: Iterable[Task], part: Part) 
 
 
 def _part(args: argparse.Namespace, rollout: Rollout | None) -> Part:
-    """The person's activity for one task. Raises: UsageError if a package is missing."""
+    """Return the function that plays one task with the person. Raises: UsageError if a package is missing."""
     if args.mode == "talk":
         return talk
     if args.mode == "judge":
@@ -125,19 +127,22 @@ def _part(args: argparse.Namespace, rollout: Rollout | None) -> Part:
 
 
 async def _all(session: Session, chosen: Iterable[Task], times: int, part: Part) -> None:
-    """Play each task `times` times. Exceeding the time limit costs only those episodes; a crashing rollout ends the session."""
+    """Play each task `times` times.
+
+    If an episode exceeds its time limit, only that episode is lost. If the rollout crashes, the session ends.
+    """
     for task in chosen:
         for _ in range(times):
             try:
                 await part(session, task)
             except (TooLate, LeaseLost) as error:
-                session.person.show(f"\ntoo late: {error}; it costs this episode alone")
+                session.person.show(f"\ntoo late: {error}; only this episode is lost")
             except OverLimit as error:
                 session.person.show(f"\nthe run is over: {error}")
                 return
             except SwarmError:
                 raise
-            except Exception as error:  # the rollout is the user's own, so show its traceback
+            except Exception as error:  # the rollout is the user's own code, so show its traceback
                 session.person.show(f"\n{traceback.format_exc()}")
                 raise WorkflowFault("the rollout crashed; its traceback is above") from error
 
@@ -148,11 +153,11 @@ def _report(args: argparse.Namespace, session: Session) -> None:
         print(json.dumps({"ended": tally.ended, "given_up": tally.given_up, "rewards": tally.rewards}))
         return
     mean = f", mean reward {sum(tally.rewards) / len(tally.rewards):.3f}" if tally.rewards else ""
-    print(f"\n{tally.ended} episodes ended, {tally.given_up} given up{mean}")
+    print(f"\n{tally.ended} episodes ended, {tally.given_up} abandoned{mean}")
 
 
 def _stop_on_signals() -> None:
-    """Let SIGHUP and SIGTERM give open episodes back, as Ctrl-C does."""
+    """Make SIGHUP and SIGTERM give back open episodes, as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""`swarm ledger`: the outcome of each episode, page by page; with --summary, why the run didn't learn."""
+"""`swarm ledger`: shows the outcome of each episode, page by page or, with --summary, why the run didn't learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`swarm models get|list`."""
+"""`swarm models get|list`: fetches a model into the cache, or lists the models."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ _TASK_FIELDS = {"id", "query", "metadata"}
 
 
 def url_of(args: argparse.Namespace) -> str:
-    """The server's url. Raises: UsageError if it is not a url."""
+    """Return the server's URL. Raises: UsageError if it is not a valid URL."""
     return checked(args.url or os.environ.get("SWARM_URL") or DEFAULT_URL)
 
 
 def checked(url: str) -> str:
-    """The url, checked. Raises: UsageError if it is not a url."""
+    """Return the URL without a trailing slash. Raises: UsageError if it is not a valid URL."""
     try:
         return checked_url(url)
     except NotASwarmServer as error:
@@ -46,7 +46,7 @@ def checked(url: str) -> str:
 
 
 def token_of(args: argparse.Namespace) -> str | None:
-    """The token, if there is one. Raises: UsageError if the token file cannot be read or holds no token."""
+    """Return the token, if there is one. Raises: UsageError if the token file cannot be read or the token is malformed."""
     if args.token_file is None:
         token, place = os.environ.get("SWARM_TOKEN") or None, "SWARM_TOKEN"
     else:
@@ -69,8 +69,15 @@ def connect(
     connect_s: float = 0.0,
     later_s: float = 0.0,
 ) -> SwarmClient:
-    """A client that fails at once if the server does not answer. later_s: how long to wait for a server that is not ready. connect_s:
-    how long to wait for a server that has answered before and may be restarting."""
+    """Return a client that, by default, fails immediately if the server does not answer.
+
+    Args:
+        args: the options that name the server and its token.
+        client_id: see `swarm.client.SwarmClient`.
+        client_version: see `swarm.client.SwarmClient`.
+        connect_s: how long to retry while nothing answers, for example because the server is restarting.
+        later_s: how long to retry while the server says to try later.
+    """
     patience = Patience(connect_s=connect_s, later_s=later_s)
     return SwarmClient(
         url_of(args), token_of(args), client_id=client_id, client_version=client_version, patience=patience
@@ -81,7 +88,7 @@ def connect(
 
 
 def task_of(args: argparse.Namespace) -> Task:
-    """The task that the options name. Raises: UsageError."""
+    """Return the task that the options name. Raises: UsageError."""
     document: dict[str, Any] = {"id": args.default_task_id, "query": "", "metadata": {}, **_task_document(args.task)}
     if args.task_id is not None:
         document["id"] = args.task_id
@@ -93,7 +100,7 @@ def task_of(args: argparse.Namespace) -> Task:
         found = f", not {unknown[0]}" if unknown else ""
         raise UsageError(f"a task has id, query and metadata (an object){found}", meant)
     if not str(document["id"]):
-        raise UsageError("the task's id is empty; give one, or leave --task-id out")
+        raise UsageError("the task's id is empty; give one, or omit --task-id")
     return Task(id=str(document["id"]), query=str(document["query"]), metadata=document["metadata"])
 
 
@@ -112,7 +119,10 @@ def _task_document(text: str) -> dict[str, Any]:
 
 
 def read_document(source: str | None) -> dict[str, Any]:
-    """The object in a `.json` or `.toml` file, or on standard input (`-`); empty for None. Raises: UsageError."""
+    """Read an object from a `.json` or `.toml` file, or as JSON from standard input (`-`). If `source` is None, return an empty one.
+
+    Raises: UsageError.
+    """
     if source is None:
         return {}
     text = _text(source)
@@ -123,38 +133,41 @@ def read_document(source: str | None) -> dict[str, Any]:
     except ValueError as error:  # also for numbers with thousands of digits, or too deep nesting
         raise UsageError(f"{_name(source)} is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise UsageError(f"{_name(source)} must hold an object")
+        raise UsageError(f"{_name(source)} must contain an object")
     return document
 
 
 def option_json(text: str, what: str) -> Any:
-    """JSON from an argument. what: the start of the error message if it is not JSON. Raises: UsageError."""
+    """Parse JSON from a command-line argument. Raises: UsageError, whose message starts with `what`."""
     try:
         return strict_json.loads_plain(text)
     except ValueError as error:  # also for integers of more than 64 bits, or too deep nesting
-        raise UsageError(f"{what} is not JSON that a server takes: {error}") from error
+        raise UsageError(f"{what} is not JSON that a server accepts: {error}") from error
 
 
 def assign(document: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """`document` with each `path=value` set, such as `optimizer.learning_rate=4e-5`. Values that are not JSON are text."""
+    """Set each `path=value`, such as `optimizer.learning_rate=4e-5`, in `document` and return it. Values that are not JSON are text.
+
+    Raises: UsageError.
+    """
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         parts = path.split(".")
         if not equals or not all(parts):
-            raise UsageError(f"--set {assignment!r}: write path=value, as in optimizer.learning_rate=4e-5")
+            raise UsageError(f"--set {assignment!r}: write PATH=VALUE, as in optimizer.learning_rate=4e-5")
         place = document
         for part in parts[:-1]:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
-                raise UsageError(f"--set {assignment!r}: {part!r} is no section")
+                raise UsageError(f"--set {assignment!r}: {part!r} is not a section")
         place[parts[-1]] = _value(text)
     return document
 
 
 def valid(model: type[Model], document: dict[str, Any], assignments: Sequence[str] = ()) -> Model:
-    """`document` as `model`. assignments: the `--set` arguments that went into it.
+    """Validate `document` as a `model`. `assignments` are the `--set` arguments that were applied to it.
 
-    Raises: UsageError naming each bad field, the nearest known name, and how `--set` writes a text that looks like JSON.
+    Raises: UsageError that names each bad field and the nearest known name, and says how to quote text that `--set` read as JSON.
     """
     try:
         return model.model_validate(document)
@@ -169,14 +182,14 @@ def valid(model: type[Model], document: dict[str, Any], assignments: Sequence[st
 
 
 def _as_text(path: str, given: Mapping[str, str]) -> str:
-    """How to write a value with `--set` that was read as JSON although the field is text."""
+    """Return a hint on how to quote a `--set` value that was read as JSON although the field is text, or an empty string."""
     if path not in given:
         return ""
     return f"; write {shlex.quote(f'{path}={json.dumps(given[path])}')}"
 
 
 def choice(kind: type[Choice], option: str, text: str | None) -> Choice | None:
-    """`text` as a member of `kind`; None for None. Raises: UsageError with the nearest name."""
+    """Return the member of `kind` called `text`, or None if `text` is None. Raises: UsageError that suggests the nearest name."""
     if text is None:
         return None
     known = [str(member) for member in kind]

@@ -1,4 +1,4 @@
-"""`swarm replay`: trains a run's recorded steps again with only the trainer, and shows the results."""
+"""`swarm replay`: trains a run's recorded steps again, using only the trainer, and shows the results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from swarm.server.storage.replay import recorded_batch
 
 
 def replay_run(args: argparse.Namespace) -> int:
-    """Replay steps. With --check: exit code 1 if the weights of a checkpoint were not reproduced."""
+    """Replay steps. With --check, return exit code 1 if the weights of a checkpoint were not reproduced."""
     if args.steps is not None and args.steps < 1:
         raise UsageError(f"--steps must be at least 1, got {args.steps}")
     run = stored_runs.find(args, args.run_id)
@@ -41,7 +41,7 @@ def replay_run(args: argparse.Namespace) -> int:
     batches = _batches(run, args.from_step, args.steps)
     if not args.allow_algorithms and any(batch.spec.algorithm.own_functions for batch in batches):
         raise UsageError(
-            f"run {run.row.run_id} trained with functions of its own, which a replay executes: give --allow-algorithms"
+            f"run {run.row.run_id} uses its own algorithm functions, which a replay executes: pass --allow-algorithms to permit that"
         )
     processor = _processor(run, args.device)
     if args.check:
@@ -52,8 +52,11 @@ def replay_run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Processor:
-    """What computed the weights. threads: CPU threads; 0: unknown, or a GPU. older: an older version trained there, in whose CPU steps
-    MKL could add in any order."""
+    """The processor that computed some weights.
+
+    `threads` is the number of CPU threads; 0 if unknown, or for a GPU. `older` means that an older version trained there, which let MKL
+    add numbers in any order on the CPU.
+    """
 
     device: Device
     threads: int = 0
@@ -64,13 +67,13 @@ class _Processor:
         return self.device + threads + (" by an older version" if self.older else "")
 
     def adds_as(self, other: _Processor) -> bool:
-        """Whether both add numbers in the same order, as far as known."""
+        """True if both processors add numbers in the same order, as far as is known."""
         threads_alike = not self.threads or not other.threads or self.threads == other.threads
         return self.device == other.device and threads_alike and not self.older and not other.older
 
 
 def _processor(run: StoredRun, wanted: Device | None) -> _Processor:
-    """The processor of the newest checkpoint, unless another device is wanted.
+    """Return the processor to replay on: the newest checkpoint's, unless `wanted` names another device.
 
     Raises: EngineError if `cuda` is wanted but not available.
     """
@@ -88,7 +91,7 @@ def _processor(run: StoredRun, wanted: Device | None) -> _Processor:
 
 
 def _recorded_on(run: StoredRun, step: int) -> _Processor | None:
-    """The processor that computed this step's checkpoint; None if there is no checkpoint."""
+    """Return the processor that computed this step's checkpoint, or None if there is no checkpoint."""
     state = state_of(run.checkpoints_dir, step)
     if state is None:
         return None
@@ -97,27 +100,27 @@ def _recorded_on(run: StoredRun, step: int) -> _Processor | None:
 
 
 def _refuse_other_processors(run: StoredRun, steps: list[int], processor: _Processor) -> None:
-    """Refuse to check against another processor or an older version, which add in another order, so different weights would prove nothing.
+    """Raise UsageError if a checkpoint was made on another processor or by an older version.
 
-    Raises: UsageError.
+    Those add numbers in another order, so different weights would prove nothing.
     """
     for step in steps:
         if ranks := ranks_of(run.checkpoints_dir, step):
             raise UsageError(
-                f"--check: {ranks} verl rank(s) made the checkpoint of step {step}, which add in another order than this replay: "
-                "leave out --check, and compare the values"
+                f"--check: {ranks} verl rank(s) made the checkpoint of step {step}, and they add numbers in another order than this "
+                "replay: omit --check, and compare the values yourself"
             )
         made_on = _recorded_on(run, step) or processor
         if not made_on.adds_as(processor):
-            other = f"give --device {made_on.device}, or " if made_on.device != processor.device else ""
+            other = f"use --device {made_on.device}, or " if made_on.device != processor.device else ""
             raise UsageError(
-                f"--check: the checkpoint of step {step} was made on {made_on}, and this replay trains on {processor}: "
-                f"{other}leave out --check"
+                f"--check: the checkpoint of step {step} was made on {made_on}, but this replay trains on {processor}: "
+                f"{other}omit --check"
             )
 
 
 def _batches(run: StoredRun, from_step: int, count: int | None) -> list[TrainBatch]:
-    """The recorded steps after `from_step`. Raises: NoSuchRun, TrainingRefused."""
+    """Return the recorded steps after `from_step`, at most `count` of them. Raises: NoSuchRun if any are missing."""
     reader = run.reader()
     try:
         rows = reader.steps(run.row.run_id, from_step)[:count]
@@ -127,13 +130,13 @@ def _batches(run: StoredRun, from_step: int, count: int | None) -> list[TrainBat
             return [recorded_batch(reader, row, run.specs) for row in rows]
         except TrainingRefused as error:
             kept = ", ".join(map(str, run.row.checkpoints)) or "none"
-            raise NoSuchRun(f"{error}: begin at a checkpoint with --from-step (kept: {kept})") from error
+            raise NoSuchRun(f"{error}: start from a checkpoint with --from-step (existing: {kept})") from error
     finally:
         reader.close()
 
 
 async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch], processor: _Processor) -> bool:
-    """Train the batches again. Returns whether a kept checkpoint has other weights than the replay."""
+    """Train the batches again. Returns True if an existing checkpoint has different weights than the replay."""
     from swarm.engine.local.checkpoints import fingerprint
 
     differs = False
@@ -154,7 +157,7 @@ async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]
 
 
 def _made_elsewhere(run: StoredRun, step: int, processor: _Processor) -> dict[str, str]:
-    """The processor of this step's checkpoint, for the output, if it adds in another order."""
+    """Return an output field with the processor of this step's checkpoint, if it adds numbers in another order, else no field."""
     if ranks_of(run.checkpoints_dir, step):
         return {"recorded_on": "verl"}
     made_on = _recorded_on(run, step) or processor
@@ -162,9 +165,10 @@ def _made_elsewhere(run: StoredRun, step: int, processor: _Processor) -> dict[st
 
 
 def _offloads(run: StoredRun, processor: _Processor) -> bool:
-    """Whether moments and initial weights are kept in the machine's memory: on a GPU if there is room, as the run may have needed it.
+    """True if a GPU replay should keep the optimizer moments and initial weights in host memory.
 
-    This does not change a step if the same tokens are computed at once, but it affects how many tokens fit, as the GPU does.
+    It does so if there is room, because the run itself may have had to. That affects how many tokens fit on the GPU together, but it
+    does not change a step as long as the same tokens are computed together.
     """
     if processor.device != "cuda":
         return False
@@ -177,7 +181,7 @@ def _offloads(run: StoredRun, processor: _Processor) -> bool:
 
 @asynccontextmanager
 async def _opened(run: StoredRun, from_step: int, scratch: Path, processor: _Processor) -> AsyncIterator[LocalTrainer]:
-    """A trainer in the run's state at this step. It reads the run's checkpoint and writes none."""
+    """Open a trainer in the run's state at this step. It reads the run's checkpoint but writes none."""
     trainer = LocalTrainer(
         run.model,
         log_path=scratch / "trainer.log",

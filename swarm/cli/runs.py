@@ -29,20 +29,20 @@ _COLUMNS = (
     ("step_s", "seconds", ".1f"),
 )
 _RESTART_S = 60.0
-"""How long the server may be away while a command watches it: a restarted server continues its run."""
+"""How long the server may be down while a command watches it, in seconds. A restarted server continues its run."""
 
-_NO_WAIT = "those of a killed client too; `swarm run patch --set limits.drain_limit_s=1` ends the wait"
+_NO_WAIT = "including those of killed clients; `swarm run patch --set limits.drain_limit_s=1` ends the wait"
 
 
 def _warn(args: argparse.Namespace, report: RunReport) -> None:
-    """Print the report's notes to standard error. With JSON output they are in the report itself."""
+    """Print the report's notes to standard error. JSON output already includes them in the report."""
     if not args.json:
         for note in report.notes:
             print(f"warning: {note}", file=sys.stderr)
 
 
 def exit_code(error: SwarmError) -> int:
-    """The exit code for an error. A spec that the server refuses counts as bad usage, like one that is refused here."""
+    """Return the exit code for an error. A spec that the server refuses counts as bad usage, like one that is refused here."""
     return 2 if isinstance(error, InvalidSpec) else 1
 
 
@@ -59,15 +59,13 @@ def start_run(args: argparse.Namespace) -> int:
         _warn(args, report)
         if args.watch:
             return _watch(args, report.run_id, 0)
-        done = (
-            f"is complete at step {report.step}: the key was used for it" if report.status == "complete" else "started"
-        )
+        done = f"with this key is already complete at step {report.step}" if report.status == "complete" else "started"
         print(report.model_dump_json() if args.json else f"run {report.run_id} {done} on {swarm.url}")
     return 0
 
 
 def _with_texts(algorithm: dict[str, Any]) -> dict[str, Any]:
-    """The algorithm with the source of the functions that it names. Raises: UsageError."""
+    """Return the algorithm with the source of each function that it names. Raises: UsageError."""
     try:
         return with_sources(algorithm)
     except SourceFault as error:
@@ -75,7 +73,7 @@ def _with_texts(algorithm: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_status(args: argparse.Namespace) -> int:
-    """Show server, run and steps; with --watch, steps as they come."""
+    """Show the server, the run and its steps. With --watch, show steps as they are made."""
     with connect(args) as swarm:
         status = swarm.status()
         run_id = args.run_id or status.latest_run_id
@@ -108,7 +106,7 @@ def patch_run(args: argparse.Namespace) -> int:
     """Merge a patch into the run's tunable fields."""
     patch = assign(read_document(args.patch), args.set)
     if not patch:
-        raise UsageError("nothing to change: give a patch file or --set path=value")
+        raise UsageError("nothing to change: give a patch file or --set PATH=VALUE")
     with connect(args) as swarm:
         report = swarm.patch_run(args.run_id or swarm.current_run_id(), patch, args.if_version)
         print(
@@ -119,7 +117,7 @@ def patch_run(args: argparse.Namespace) -> int:
 
 
 def stop_run(args: argparse.Namespace) -> int:
-    """Request a stop. With --wait: exit code 1 if the engine failed before the run ended."""
+    """Ask the server to stop the run. With --wait, return exit code 1 if the engine failed before the run ended."""
     with connect(args) as swarm:
         report = swarm.stop_run(args.run_id or swarm.current_run_id())
         if args.wait:
@@ -131,69 +129,71 @@ def stop_run(args: argparse.Namespace) -> int:
 
 
 def write_checkpoint(args: argparse.Namespace) -> int:
-    """Have a checkpoint written."""
+    """Ask the server to write a checkpoint."""
     with connect(args) as swarm:
         made = swarm.checkpoint(args.run_id or swarm.current_run_id())
-        print(made.model_dump_json() if args.json else f"step {made.step} is in {made.path}")
+        print(made.model_dump_json() if args.json else f"the checkpoint of step {made.step} is in {made.path}")
     return 0
 
 
 def restore_run(args: argparse.Namespace) -> int:
-    """Go back to a checkpoint."""
+    """Ask the server to restore a checkpoint."""
     with connect(args) as swarm:
         report = swarm.restore(args.run_id or _going_on(swarm, args.step), args.step)
-        line = f"run {report.run_id} goes on from step {report.step} on branch {report.branch}"
+        line = f"run {report.run_id} continues from step {report.step} on branch {report.branch}"
         print(report.model_dump_json() if args.json else line)
     return 0
 
 
 def _going_on(swarm: SwarmClient, step: int) -> str:
-    """The run to restore if none is named: the current one, never a stopped one. Raises: NotFound."""
+    """Return the run to restore if none is named: the current one, never a stopped one. Raises: NotFound."""
     status = swarm.status()
     if status.run_id is None:
         name = status.newest_run_id or "RUN"
-        text = f"no run is going on at {swarm.url}; one that has ended goes on by its name: `swarm run restore {step} --run-id {name}`"
+        text = f"no run is in progress at {swarm.url}; to continue one that has ended: `swarm run restore {step} --run-id {name}`"
         raise NotFound(ErrorCode.NOT_FOUND, text)
     return status.run_id
 
 
 def quarantine_version(args: argparse.Namespace) -> int:
-    """Keep a client version out of training, or let it in again."""
+    """Exclude a client version from training, or admit it again."""
     with connect(args) as swarm:
         run_id = args.run_id or swarm.current_run_id()
         report = swarm.quarantine(run_id, args.client_version, reason=args.reason, quarantined=not args.lift)
-        done = "is let in again" if args.lift else f"is quarantined{_unseen(report, args.client_version)}"
+        done = "is admitted again" if args.lift else f"is quarantined{_unseen(report, args.client_version)}"
         print(report.model_dump_json() if args.json else f"client version {args.client_version} {done}")
     return 0
 
 
 def _unseen(report: RunReport, client_version: str) -> str:
-    """A note for a quarantined version that no episode has had yet, because it may be misspelt."""
+    """Return a note if no episode has had this quarantined version yet, because it may be misspelt; else an empty string."""
     seen = list(dict.fromkeys(version.client_version for version in report.versions))
     if client_version in seen:
         return ""
-    return f" in advance: no train episode came with it yet; seen so far: {', '.join(seen) or 'none'}"
+    return f" in advance: no training episode has had this version yet; seen so far: {', '.join(seen) or 'none'}"
 
 
 def _over(report: RunReport, key: str) -> SwarmError:
-    """The error for a key whose run has already ended."""
+    """Return the error for an idempotency key whose run has already ended."""
     reason = f" ({report.reason})" if report.reason else ""
     detail = (
-        f"the run of key {key!r} is over and does not run again: {report.run_id} is {report.status}{reason}, at step "
-        f"{report.step}; start another with a fresh key, or go back to a checkpoint of this one with "
+        f"the run with key {key!r} is over and cannot be started again: {report.run_id} is {report.status}{reason}, at step "
+        f"{report.step}; start another with a new key, or restore a checkpoint of this one with "
         f"`swarm run restore STEP --run-id {report.run_id}`"
     )
     return OverLimit(ErrorCode.OVER_LIMIT, detail, run_id=report.run_id)
 
 
 def _looking_on(args: argparse.Namespace) -> SwarmClient:
-    """A client that waits for a restarting server."""
+    """Return a client that waits for a restarting server."""
     return connect(args, connect_s=_RESTART_S, later_s=_RESTART_S)
 
 
 def _released(args: argparse.Namespace, report: RunReport) -> RunReport:
-    """Wait until the run's server is free for another run or can do nothing more; return the run. Prints to standard error
-    what it waits for."""
+    """Wait until the run's server is free for another run or has failed, and return the run's last report.
+
+    Prints what it is waiting for to standard error.
+    """
     said, limit_s = "", report.spec.limits.drain_limit_s
     with _looking_on(args) as swarm:
         for status in swarm.statuses():
@@ -201,8 +201,8 @@ def _released(args: argparse.Namespace, report: RunReport) -> RunReport:
             if report.phase == "failed" or (report.phase == "idle" and report.ended_at):
                 break
             left = status.pool.running
-            waits = f"{left} open episodes for {limit_s:g} s at most ({_NO_WAIT})" if left else "its last checkpoint"
-            line = f"run {report.run_id} is stopping at step {report.step} ({report.phase}), and waits for {waits}"
+            waits = f"{left} open episodes, for at most {limit_s:g} s ({_NO_WAIT})" if left else "its last checkpoint"
+            line = f"run {report.run_id} is stopping at step {report.step} ({report.phase}) and waiting for {waits}"
             if line != said:
                 print(line, file=sys.stderr, flush=True)
             said = line
@@ -210,7 +210,7 @@ def _released(args: argparse.Namespace, report: RunReport) -> RunReport:
 
 
 def _watch(args: argparse.Namespace, run_id: str, since_step: int) -> int:
-    """Print steps as they come until the run ends. Exit code 0 if it is complete, else 1."""
+    """Print steps as they are made until the run ends. Returns exit code 0 if the run is complete, else 1."""
     if not args.json:
         print(_heading(), flush=True)
     report, shown = None, list[str]()
@@ -234,7 +234,7 @@ def _watch(args: argparse.Namespace, run_id: str, since_step: int) -> int:
 def _gone_on(
     swarm: SwarmClient, run_id: str, since_step: int, before: RunReport | None
 ) -> tuple[RunReport, list[StepMetrics]]:
-    """The run and its new steps after `since_step`; after a restore, also the steps that were trained again."""
+    """Return the run and its new steps after `since_step`. After a restore, these include the steps that were trained again."""
     report = swarm.run(run_id, since_step if before is None else max(since_step, before.step))
     if before is None or report.branch == before.branch:
         return report, report.steps
@@ -265,23 +265,23 @@ def _table(steps: Iterable[StepMetrics]) -> list[str]:
 
 
 def _families(by_mix: dict[str, MixStatus]) -> list[str]:
-    """One line per family of tasks."""
+    """Return one line per family of tasks."""
     return [
         f"mix {name}: {family.trained_groups} groups trained, debt {family.debt:+.2f}, {family.running} running, "
-        f"{family.ended} ended{', the others go on without it' if family.passed else ''}"
+        f"{family.ended} ended{', the others proceed without it' if family.passed else ''}"
         for name, family in by_mix.items()
     ]
 
 
 def _versions(versions: list[VersionReport]) -> list[str]:
-    """One line per client version, if there is anything to compare or report."""
+    """Return one line per client version, if there is anything to compare or report."""
     if len(versions) < 2 and not any(version.quarantined for version in versions):
         return []
     return [_version_line(version) for version in versions]
 
 
 def _checkpoints(kept: list[CheckpointReport]) -> list[str]:
-    """One line about the kept checkpoints."""
+    """Return a line about the existing checkpoints, if there are any."""
     named = [f"{one.step}{_held_out(one)}" for one in kept]
     return [f"checkpoints: {', '.join(named)}"] if named else []
 

@@ -1,6 +1,6 @@
 """Reads runs from a server's state directory, so that `swarm chat` and `swarm models export` need no server.
 
-A checkpoint is named `RUN`, `RUN@STEP` or `RUN@best`.
+Users name a checkpoint as `RUN`, `RUN@STEP` or `RUN@best`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from swarm.engine.local.trained_model import Chat
 
 
-_ANOTHER = "if `swarm serve` was given a --state-dir, give the same here"
+_ANOTHER = "if `swarm serve` was given a --state-dir, pass the same one here"
 
 
 class NoSuchRun(SwarmError):
-    """There is no such run, or no such checkpoint of it, on this machine."""
+    """This machine has no such run, or no such checkpoint of the run."""
 
     code = ErrorCode.NOT_FOUND
 
@@ -45,7 +45,7 @@ class NoWeights(SwarmError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """A run and the model that it started from. specs: by config version."""
+    """A run and the model that it started from. `specs` holds its specs by config version."""
 
     state_dir: Path
     row: RunRow
@@ -62,11 +62,11 @@ class StoredRun:
         return self.state_dir / "runs" / self.row.run_id
 
     def reader(self) -> Reader:
-        """A reader of the server's records. The caller must close it."""
+        """Open a reader for the server's records. The caller must close it."""
         return _reader(self.state_dir)
 
     def step_called(self, wanted: str | None) -> int:
-        """The step that `N`, `best`, or nothing (the newest checkpoint) means. Raises: NoSuchRun, UsageError."""
+        """Return the step that `wanted` means: a number, `best`, or None for the newest checkpoint. Raises: NoSuchRun, UsageError."""
         kept = [0, *checkpoints.steps(self.checkpoints_dir)]
         if wanted is None:
             if self.row.checkpoints and len(kept) == 1:
@@ -77,9 +77,7 @@ class StoredRun:
         if not wanted.isdecimal():
             raise UsageError(f"a step is a number or 'best', got {wanted!r}")
         if int(wanted) not in kept:
-            raise NoSuchRun(
-                f"{self.row.run_id} keeps no checkpoint of step {wanted}; there are {', '.join(map(str, kept))}"
-            )
+            raise NoSuchRun(f"{self.row.run_id} has no checkpoint of step {wanted}; it has {', '.join(map(str, kept))}")
         return int(wanted)
 
     def _best(self) -> int:
@@ -90,25 +88,28 @@ class StoredRun:
             reader.close()
         if best is None:
             raise NoSuchRun(
-                f"no checkpoint of {self.row.run_id} is known to be the best: none was evaluated; leave @best out for the newest"
+                f"no checkpoint of {self.row.run_id} has been evaluated, so none is known to be the best; omit @best to use the newest"
             )
         return best.step
 
     def checkpoint(self, step: int) -> Checkpoint | None:
-        """The verified checkpoint; None for step 0, the hosted model itself. Raises: EngineError."""
+        """Read and verify a checkpoint. Return None for step 0, which is the hosted model itself. Raises: EngineError."""
         from swarm.engine.local.checkpoints import read
 
         return read(self.checkpoints_dir, step) if step else None
 
 
 def split(text: str) -> tuple[str, str | None]:
-    """Split `RUN` or `RUN@STEP` into run and step."""
+    """Split `RUN` or `RUN@STEP` into the run and the step, which is None if not given."""
     run, at, step = text.partition("@")
     return run, step if at else None
 
 
 def find(args: argparse.Namespace, run: str | None) -> StoredRun:
-    """The run with this id; None or `latest`: the newest run, if there is only one server. Raises: NoSuchRun, UsageError."""
+    """Return the run with this id. None or `latest` means the newest run, and requires that only one server has runs.
+
+    Raises: NoSuchRun, UsageError.
+    """
     found: list[tuple[Path, RunRow]] = []
     for state_dir in _state_dirs(args):
         reader = _reader(state_dir)
@@ -121,7 +122,7 @@ def find(args: argparse.Namespace, run: str | None) -> StoredRun:
     if not found:
         raise NoSuchRun(f"no run {run or 'at all'} in {', '.join(map(str, _state_dirs(args)))}; {_ANOTHER}")
     if len(found) > 1:
-        raise UsageError(f"several servers have a run {run or 'latest'}; choose one with --state-dir")
+        raise UsageError(f"several servers have a run {run or 'latest'}; choose a server with --state-dir")
     ((state_dir, row),) = found
     reader = _reader(state_dir)
     try:
@@ -139,12 +140,12 @@ def _state_dirs(args: argparse.Namespace) -> list[Path]:
     if args.state_dir is not None:
         given = Path(args.state_dir).expanduser().resolve()
         if not _pool(given).is_file():
-            raise NoSuchRun(f"{given} is not the state directory of a server: it holds no {_pool(given).name}")
+            raise NoSuchRun(f"{given} is not the state directory of a server: it contains no {_pool(given).name}")
         return [given]
     servers = user_data_dir() / "servers"
     found = sorted(path.parent.parent for path in servers.glob("*/pool/pool.sqlite"))
     if not found:
-        raise NoSuchRun(f"no server has left records in {servers}; {_ANOTHER}")
+        raise NoSuchRun(f"there are no server records in {servers}; {_ANOTHER}")
     return found
 
 
@@ -157,16 +158,16 @@ def _reader(state_dir: Path) -> Reader:
 
 
 def _model(args: argparse.Namespace, state_dir: Path) -> ModelFolder:
-    """Raises: ModelUnavailable, NoSuchRun, NoWeights."""
+    """Return the model that the server hosted, or the one given with --model. Raises: ModelUnavailable, NoSuchRun, NoWeights."""
     try:
         hosted = json.loads((state_dir / HOSTED).read_bytes())["path"]
     except FileNotFoundError as error:
         if args.model is None:
-            text = f"{state_dir} does not say which model it hosted: its server is older, or was the echo engine, which has none; give --model"
+            text = f"{state_dir} does not record the hosted model: its server is too old, or used the echo engine; give --model"
             raise NoSuchRun(text) from error
     else:
         if hosted is None:
-            raise NoWeights(f"the server of {state_dir} was the echo engine: it has no weights, and trains none")
+            raise NoWeights(f"the server of {state_dir} used the echo engine, which has no weights")
     return resolve(args.model or hosted)
 
 
@@ -176,7 +177,7 @@ def _model(args: argparse.Namespace, state_dir: Path) -> ModelFolder:
 def chat_with(args: argparse.Namespace) -> int:
     """Print one answer, or hold a conversation until the person ends it."""
     if args.json and args.once is None:
-        raise UsageError("--json goes with --once")
+        raise UsageError("--json requires --once")
     run_id, wanted = split(args.run_at)
     run = find(args, run_id)
     step = run.step_called(wanted)
@@ -214,7 +215,7 @@ def _converse(chat: Chat, name: str) -> int:
 
 
 def _say(chat: Chat, said: str) -> None:
-    """Print the answer as it comes."""
+    """Print the answer while it is being generated."""
     for piece in chat.answer(said):
         sys.stdout.write(piece)
         sys.stdout.flush()
@@ -222,7 +223,7 @@ def _say(chat: Chat, said: str) -> None:
 
 
 def export_run(args: argparse.Namespace) -> int:
-    """Write a checkpoint as a folder that transformers and vLLM load."""
+    """Write a checkpoint as a folder that transformers and vLLM can load."""
     run_id, wanted = split(args.run_at)
     run = find(args, run_id)
     step = run.step_called(wanted)
@@ -233,7 +234,7 @@ def export_run(args: argparse.Namespace) -> int:
         if not args.adapter:
             made = trained_model.export_model(run.model, checkpoint, to)
         elif checkpoint is None:
-            raise UsageError(f"{run.row.run_id}@0 is the hosted model: it has no adapter")
+            raise UsageError(f"{run.row.run_id}@0 is the hosted model, which has no adapter; omit --adapter")
         else:
             made = trained_model.export_adapter(run.model, checkpoint, to)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`swarm top` shows servers live: phase, step, pool, clients, rates, last errors, learning curve. `--once` prints them as text."""
+"""`swarm top` shows servers live: phase, step, pool, clients, rates, last errors and learning curve. `--once` prints this as text."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from swarm.protocol.status import ServerStatus, StepMetrics
 from swarm.protocol.summary import LastFailure, LedgerSummary
 
 LEAST_PAUSE_S = 0.5
-"""Shortest pause between two updates, however fast the server changes."""
+"""Minimum pause between two updates, in seconds, however fast the server changes."""
 SUMMARY_EVERY_S = 3.0
 SUMMARY_SHARE = 0.05
-"""Share of the server's time that this watcher's ledger summaries may take."""
+"""Maximum share of the server's time that this watcher's ledger summaries may take."""
 RETRY_S = 2.0
 WAIT_S = 5.0
 STEPS_KEPT = 500
@@ -40,12 +40,12 @@ Row = tuple[str, ...]
 
 
 def watch_servers(args: argparse.Namespace) -> int:
-    """Watch servers until q is pressed. With --once: exit code 1 if a server could not be reached."""
+    """Watch servers until q is pressed. With --once, return exit code 1 if a server could not be reached."""
     urls = [checked(url) for url in args.urls] or [url_of(args)]
     if args.json and not args.once:
-        raise UsageError("--json goes with --once")
+        raise UsageError("--json requires --once")
     if not args.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("there is no terminal to draw on; --once prints the state once, as text or with --json")
+        raise UsageError("swarm top needs a terminal; to print the state once, as text or with --json, use --once")
     return asyncio.run(_once(args, urls) if args.once else _live(args, urls))
 
 
@@ -66,7 +66,7 @@ async def _live(args: argparse.Namespace, urls: list[str]) -> int:
         if error.name != "textual":
             raise
         raise UsageError(
-            "swarm top needs Textual: pip install 'swarm-researcher[top]'; or print it once with --once"
+            "swarm top needs Textual: pip install 'swarm-researcher[top]'; or print the state once with --once"
         ) from error
     async with AsyncExitStack() as stack:
         app = Top(await _watches(args, urls, stack))
@@ -84,7 +84,7 @@ async def _watches(args: argparse.Namespace, urls: list[str], stack: AsyncExitSt
 
 
 class ServerView(BaseModel):
-    """One server's current state. error: why it cannot be read; the other fields then hold their last values."""
+    """One server's current state. `error` says why the state cannot be read; the other fields then have their last known values."""
 
     url: str
     error: str | None = None
@@ -96,11 +96,11 @@ class ServerView(BaseModel):
     steps_wanted: int | None = None
     config_version: int | None = None
     branch: int | None = None
-    """The run's branch; a restore begins a new one."""
+    """The run's branch. Each restore starts a new one."""
     notes: list[str] = []
-    """Remarks on the spec for the owner of the run."""
+    """Warnings about the spec, for the owner of the run."""
     steps: list[StepMetrics] = []
-    """The newest steps of the run, ascending."""
+    """The newest steps of the run, in ascending order."""
     clients: list[ClientRecord] = []
     failures: list[LastFailure] = []
     """The last failure of each client and version, newest first."""
@@ -110,12 +110,12 @@ class ServerView(BaseModel):
 
     @property
     def rewards(self) -> list[float]:
-        """The learning curve."""
+        """The learning curve: the mean reward of each step."""
         return [step.values.get("reward_mean", 0.0) for step in self.steps]
 
 
 class Watch:
-    """Follows one server. The client should have no patience, so that an unreachable server is shown as such."""
+    """Follows one server. The client should not retry, so that an unreachable server is shown as such."""
 
     def __init__(self, swarm: SwarmClient) -> None:
         self._swarm = swarm
@@ -128,7 +128,7 @@ class Watch:
         return self._swarm.url
 
     async def now(self) -> ServerView:
-        """The current view; for an unreachable server, a view with the error."""
+        """Return the current view. If the server cannot be reached, the view contains the error."""
         try:
             await self._take(await self._swarm.status())
         except SwarmError as error:
@@ -136,7 +136,7 @@ class Watch:
         return self._view
 
     async def views(self) -> AsyncIterator[ServerView]:
-        """The current view, and a new one after each change, for ever."""
+        """Yield the current view, then a new one after each change, forever."""
         clock = self._swarm.clock
         while True:
             yield await self.now()
@@ -160,7 +160,7 @@ class Watch:
             steps = before.steps
             report = await self._swarm.run(run_id, steps[-1].step if steps else 0)
             if steps and report.branch != before.branch:
-                # After a restore, ask the server again which steps are still valid.
+                # After a restore, fetch all steps again, because some are no longer valid.
                 steps, report = [], await self._swarm.run(run_id)
             changed |= {
                 "run_id": run_id,
@@ -194,11 +194,11 @@ class Watch:
         }
 
 
-# -- and in words ---------------------------------------------------------------------------------------------------------
+# -- as text --------------------------------------------------------------------------------------------------------------
 
 
 def server_text(view: ServerView) -> str:
-    """The whole text of `swarm top --once`."""
+    """Return the text that `swarm top --once` prints for one server."""
     lines = [headline(view)]
     if view.error is not None:
         lines.append(f"  {view.error}")
@@ -214,7 +214,7 @@ def server_text(view: ServerView) -> str:
 
 
 def headline(view: ServerView) -> str:
-    """The server's url, model and phase."""
+    """Return a line with the server's URL, phase, model and run."""
     status = view.status
     if status is None:
         return f"{view.url}  not reached yet" if view.error is None else f"{view.url}  unreachable"
@@ -228,7 +228,7 @@ def headline(view: ServerView) -> str:
 
 
 def pool_line(view: ServerView) -> str:
-    """The pool, by group."""
+    """Return a line about the episodes and groups in the pool."""
     assert view.status is not None
     pool = view.status.pool
     return (
@@ -238,7 +238,7 @@ def pool_line(view: ServerView) -> str:
 
 
 def rate_line(view: ServerView) -> str:
-    """How fast it goes."""
+    """Return a line about the server's speed."""
     assert view.status is not None
     engine = view.status.engine
     episodes = "-" if view.episodes_per_s is None else f"{view.episodes_per_s:.1f}"
@@ -249,34 +249,34 @@ def rate_line(view: ServerView) -> str:
 
 
 def standing_lines(status: ServerStatus) -> list[str]:
-    """What the run waits for, its engine's newest hang, and missing replicas; empty if all is well."""
+    """Return lines about what the run is waiting for, the engine's latest hang, and replicas that are down. Empty if all is well."""
     lines = []
     if (waiting := status.waiting_for) is not None:
         who = "no client plays it" if waiting.client_id is None else f"client {one_line(waiting.client_id)}"
-        lines.append(f"waits for task {one_line(waiting.task_id)} ({who}) since {clock_time(waiting.since)}")
+        lines.append(f"waiting for task {one_line(waiting.task_id)} ({who}) since {clock_time(waiting.since)}")
     if (hang := status.engine.hang) is not None:
         over = "not over yet" if hang.over_at is None else f"over at {clock_time(hang.over_at)}"
         lines.append(f"hung since {clock_time(hang.since)} while {hang.phase}, {over}: {one_line(hang.reason)}")
     away = [replica for replica in status.engine.replicas if status.engine.warm and not replica.ready]
     for replica in away:
-        until = "for good" if replica.failed_for_good else "and is being started"
-        lines.append(f"replica {replica.device} is away {until}: {one_line(replica.reason or 'no reason given')}")
+        until = "for good" if replica.failed_for_good else "and restarting"
+        lines.append(f"replica {replica.device} is down {until}: {one_line(replica.reason or 'no reason given')}")
     return lines
 
 
 def clock_time(at: float) -> str:
-    """A Unix time as a clock time."""
+    """Format a Unix time as a time of day in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")
 
 
 def curve_line(view: ServerView) -> str:
-    """The learning curve, oldest to newest."""
+    """Return the learning curve as a line, from the oldest to the newest step."""
     rewards = view.rewards
     return f"reward {sparkline(rewards)} {rewards[0]:.3f} → {rewards[-1]:.3f}"
 
 
 def mix_rows(view: ServerView) -> list[Row]:
-    """Rows by family: name, running, ended, trained groups, debt."""
+    """Return a row for each family: name, running, ended, trained groups and debt."""
     assert view.status is not None
     return [
         (
@@ -291,7 +291,7 @@ def mix_rows(view: ServerView) -> list[Row]:
 
 
 def client_rows(view: ServerView) -> list[Row]:
-    """Rows by client and version: episodes, mean reward, failures."""
+    """Return a row for each client and version, with its episodes, mean reward and failures."""
     return [
         (
             one_line(one.client_id),
@@ -305,13 +305,13 @@ def client_rows(view: ServerView) -> list[Row]:
 
 
 def _short(version: str) -> str:
-    """The version, with digests cut to their first characters."""
+    """Return the version for display. A digest is cut to its first characters."""
     line = one_line(version)
     return f"{line[:VERSION_CHARS]}…" if re.fullmatch(r"[0-9a-f]{32,}", line) else line
 
 
 def failure_lines(view: ServerView) -> list[str]:
-    """The last failure of each client, in one line each."""
+    """Return one line for each client's last failure."""
     lines = []
     for failure in view.failures[:FAILURES_SHOWN]:
         said = (failure.detail or "").strip().splitlines()
@@ -321,7 +321,7 @@ def failure_lines(view: ServerView) -> list[str]:
 
 
 def sparkline(values: Sequence[float], cells: int = CELLS) -> str:
-    """The values as a line of blocks, each the mean of neighbouring values, scaled from lowest to highest."""
+    """Draw the values as a line of at most `cells` blocks. Each block is a mean of neighbouring values, scaled from lowest to highest."""
     if not values:
         return ""
     width = max(1, -(-len(values) // cells))

@@ -1,4 +1,4 @@
-"""The screen of `swarm top`: one panel for each server. The only module that imports Textual."""
+"""The screen of `swarm top`, with one panel per server. This is the only module that imports Textual."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Watched(Protocol):
 
 
 class Panel(Vertical):
-    """One server."""
+    """The panel of one server."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Panel(Vertical):
         yield Static(classes="failures", markup=False)
 
     def show(self, view: ServerView) -> None:
-        """Draw the server as it is."""
+        """Draw the server's current state."""
         self.set_class(view.error is not None, "away")
         head = headline(view) if view.error is None else f"{headline(view)}\n{view.error}"
         self.query_one(".head", Static).update(head)

@@ -1,4 +1,4 @@
-"""`swarm trace EPISODE`: every call of an episode, token by token, in the terminal or as one HTML file."""
+"""`swarm trace EPISODE`: shows every call of an episode, token by token, in the terminal or as one HTML file."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ LONGEST_LINE = 2_000
 _COLOURS = {"prompt": "2", "echoed": "36", "trained": "1;32", "untrained": "33"}
 _MARKS = {"prompt": ("", ""), "echoed": ("", ""), "trained": ("⟦", "⟧"), "untrained": ("⟨", "⟩")}
 _LEGEND = {
-    "trained": "sampled here, carries loss",
-    "untrained": "sampled here, carries none",
+    "trained": "sampled here, has a loss",
+    "untrained": "sampled here, has no loss",
     "echoed": "sampled by an earlier call",
     "prompt": "written, not sampled",
 }
 
 
 def show_trace(args: argparse.Namespace) -> int:
-    """Print an episode call by call."""
+    """Print an episode, call by call."""
     with connect(args) as swarm:
         trace = swarm.trace(args.episode_id, text=True)
     if args.html is not None:
@@ -62,10 +62,10 @@ def _wants_colour(choice: str) -> bool:
 
 
 def entry_line(entry: LedgerEntry) -> str:
-    """One episode in one line."""
+    """Describe an episode in one line."""
     evaluated = entry.reason is DropReason.EVAL
     fate = "evaluated" if evaluated else entry.state if entry.step is None else f"{entry.state} at step {entry.step}"
-    by = "" if entry.cause is None else f", lost by {entry.cause}"
+    by = "" if entry.cause is None else f", cause: {entry.cause}"
     why = "" if evaluated or entry.reason is None else f" ({entry.reason}{by})"
     if entry.tainted and entry.despite is not None:
         why += f" (tainted, despite: {one_line(entry.despite)})"
@@ -75,7 +75,7 @@ def entry_line(entry: LedgerEntry) -> str:
 
 
 def trace_text(trace: EpisodeTrace) -> str:
-    """An episode as its agent saw it: messages."""
+    """Format an episode as its agent saw it, as messages."""
     lines = _opening(trace)
     for view in views(trace):
         lines += ["", call_line(view)]
@@ -86,13 +86,13 @@ def trace_text(trace: EpisodeTrace) -> str:
 
 
 def tokens_text(trace: EpisodeTrace, *, colour: bool, whole: bool = False, logprobs: bool = False) -> str:
-    """An episode as the model saw it, token by token, with prompt, trained and untrained tokens marked."""
+    """Format an episode as the model saw it, token by token, with prompt, trained and untrained tokens marked."""
     lines = _opening(trace)
     for view in views(trace):
         lines += ["", call_line(view)]
         hidden = 0 if whole else view.inherited
         if hidden:
-            lines.append(f"  … {hidden} tokens as in call {view.parent}")
+            lines.append(f"  … {hidden} tokens, the same as in call {view.parent}")
         lines += [f"  {line}" for line in _painted(view.tokens[hidden:], colour=colour).split("\n")]
         if view.note:
             lines.append(f"  {view.note}")
@@ -104,7 +104,7 @@ def tokens_text(trace: EpisodeTrace, *, colour: bool, whole: bool = False, logpr
 
 
 def call_line(view: CallView) -> str:
-    """One line about a call, without its tokens."""
+    """Describe a call in one line, without its tokens."""
     call = view.call
     steps = ", ".join(map(str, view.steps)) or "?"
     fork = ""
@@ -123,12 +123,12 @@ def call_line(view: CallView) -> str:
 def _how_it_ended(call: RecordedCall) -> str:
     if call.failure is not None:
         words = f": {call.failure.detail}" if call.failure.detail else ""
-        return one_line(f"FAILED on the {call.failure.cause}'s side, {call.failure.reason}{words}")
-    return str(call.finish_reason) if call.complete else "broken off by its client"
+        return one_line(f"FAILED because of the {call.failure.cause}, {call.failure.reason}{words}")
+    return str(call.finish_reason) if call.complete else "cancelled by its client"
 
 
 def message_line(message: dict[str, Any]) -> str:
-    """A chat message in one line, tool calls included."""
+    """Format a chat message, including its tool calls, in one line."""
     parts = [str(message.get("role", "answer")) + ":"]
     if message.get("content"):
         parts.append(json.dumps(message["content"], ensure_ascii=False))
@@ -146,9 +146,9 @@ def _opening(trace: EpisodeTrace) -> list[str]:
         lost = (
             "an aborted episode's calls are"
             if trace.entry.reason is DropReason.ABORTED
-            else "its calls were freed and are"
+            else "this episode's calls were deleted and are"
         )
-        lines.append(f"  {lost} not kept, only their number")
+        lines.append(f"  {lost} not kept; only their number is")
     return lines
 
 
@@ -174,33 +174,35 @@ def _token_line(token: TokenView) -> str:
 
 
 class Origin(StrEnum):
-    """Where a token comes from. Only `TRAINED` tokens carry loss in their call."""
+    """Where a token comes from. Only `TRAINED` tokens have a loss in their call."""
 
     PROMPT = "prompt"
     """Written by the template, the agent or a person."""
     ECHOED = "echoed"
-    """Sampled by an earlier call; if trained, then there."""
+    """Sampled by an earlier call. If it is trained on, that happens in the earlier call."""
     TRAINED = "trained"
     UNTRAINED = "untrained"
-    """Sampled by this call, which carries no loss."""
+    """Sampled by this call, whose sampled tokens have no loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenView:
-    """One token. text: "" if an earlier token shows the character that it is part of."""
+    """One token. `text` is empty if an earlier token already shows the character that this token is part of."""
 
     token_id: int
     text: str
     origin: Origin
     logprob: float | None = None
     step: int | None = None
-    """Step of the weights that sampled it."""
+    """Step of the weights that sampled the token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """The point where a call leaves earlier timelines. call: index of the earlier call with the longest common beginning; at: its
-    length in tokens."""
+    """The point where a call departs from earlier calls.
+
+    `call` is the index of the earlier call with the longest common prefix, and `at` is the length of that prefix in tokens.
+    """
 
     cause: str
     call: int | None
@@ -209,7 +211,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallView:
-    """One call. inherited: number of leading tokens from the call that it continues (`parent`)."""
+    """One call. Its first `inherited` tokens come from the call that it continues, whose index is `parent`."""
 
     call: RecordedCall
     tokens: list[TokenView]
@@ -221,9 +223,9 @@ class CallView:
 
     @property
     def note(self) -> str:
-        """A note about its loss; empty for an ordinary call."""
+        """A note about the call's loss; empty for an ordinary call."""
         if self.untrained is not None:
-            return f"no loss on what it sampled: {self.untrained}"
+            return f"no loss on its sampled tokens: {self.untrained}"
         if self.restricted is None:
             return ""
         forced = (
@@ -231,7 +233,7 @@ class CallView:
             if self.call.mask is None
             else f"; {self.call.mask.forced} of {len(self.sampled)} tokens had no alternative"
         )
-        return f"not drawn from the whole vocabulary; trained: {self.restricted}{forced}"
+        return f"not sampled from the whole vocabulary; trained: {self.restricted}{forced}"
 
     @property
     def new(self) -> list[TokenView]:
@@ -243,12 +245,12 @@ class CallView:
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the weights that sampled it, ascending."""
+        """Steps of the weights that sampled the call, in ascending order."""
         return sorted({span.version.step for span in self.call.versions})
 
 
 def views(trace: EpisodeTrace) -> list[CallView]:
-    """The calls of an episode, in the order in which they were recorded."""
+    """Return views of an episode's calls, in the order in which they were recorded."""
     made: dict[str, CallView] = {}
     for call in trace.calls:
         parent = made.get(call.parent_call_id or "")
@@ -282,7 +284,7 @@ def _tokens(
 
 
 def _texts(ids: Sequence[int], vocabulary: Mapping[str, str]) -> list[str]:
-    """The text of each token. A character made of several tokens belongs to the first of them."""
+    """Return the text of each token. If several tokens form one character, the first gets it and the others are empty."""
     texts = [vocabulary.get(str(token), f"[{token}]") for token in ids]
     start = 0
     while start < len(ids):
@@ -308,11 +310,11 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-# -- one HTML page that needs nothing else --------------------------------------------------------------------------------
+# -- a self-contained HTML page -------------------------------------------------------------------------------------------
 
 
 def page(trace: EpisodeTrace) -> str:
-    """The whole HTML page."""
+    """Return the complete HTML page."""
     calls = views(trace)
     agents = list(dict.fromkeys(view.call.agent for view in calls))
     template = Template(resources.files("swarm.cli").joinpath("trace_page.html").read_text(encoding="utf-8"))
@@ -333,7 +335,7 @@ def _section(view: CallView, agent: int) -> str:
     if view.inherited:
         tokens = _spans(view.tokens[: view.inherited], view, agent)
         earlier = (
-            f"<details><summary>{view.inherited} tokens as in call {view.parent}</summary>"
+            f"<details><summary>{view.inherited} tokens, the same as in call {view.parent}</summary>"
             f'<pre class="tokens">{tokens}</pre></details>'
         )
     new = f'<pre class="tokens">{_spans(view.new, view, agent)}</pre>'

@@ -1,6 +1,6 @@
-"""Models on this machine, from a local folder, the hub or a wheel: cached, checksummed, each under a distinct name.
+"""Models on this machine, from a local folder, the hub or a wheel. They are cached and checksummed, and each has a unique name.
 
-Start at `resolve`. Imports neither torch nor transformers: conversions run in a separate process.
+Start with `resolve`. This package imports neither torch nor transformers: conversions run in a separate process.
 """
 
 from swarm.models.cache import cached_models, resolve, resolve_to_plan

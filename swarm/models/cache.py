@@ -1,6 +1,6 @@
 """The model cache: turns a name or a path into a verified folder.
 
-A folder is built under a temporary name and then renamed, so that nobody finds a partial one; one process builds, others wait.
+A folder is built under a temporary name and then renamed, so that nobody sees a partial one. One process builds while others wait.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 
 def resolve(name_or_path: str, *, cache: Path | None = None) -> ModelFolder:
-    """Find a model by name or path: a local folder as it is, else the cache; fetch or build it if it is not cached.
-    A known name never means a folder; write `./NAME` for one.
+    """Find a model by name or path, and fetch or build it if it is neither a local folder nor cached.
 
-    Blocks, for seconds to minutes if the model is not cached. Raises: ModelUnavailable, which says what to do.
+    A known name never refers to a folder; write `./NAME` if you mean one. If the model is not cached, this blocks for seconds to
+    minutes. Raises: ModelUnavailable, which says what to do.
     """
     cache = cache or model_cache_dir()
     known = catalogue.find(name_or_path)
@@ -48,8 +48,11 @@ def resolve(name_or_path: str, *, cache: Path | None = None) -> ModelFolder:
 
 
 def resolve_to_plan(name_or_path: str, outlines: Path, *, cache: Path | None = None) -> ModelFolder:
-    """Like `resolve`, but a model that is not here and whose shape is known is not fetched: it is outlined in the empty folder
-    `outlines`, which is enough to plan memory."""
+    """Resolve a model for planning memory, without downloading it if its shape is known.
+
+    If the model's shape is known but the model is not on this machine, write an outline of it to the empty folder `outlines`.
+    Otherwise do the same as `resolve`.
+    """
     known = known_shape(name_or_path)
     if known is None:
         return resolve(name_or_path, cache=cache)
@@ -58,7 +61,7 @@ def resolve_to_plan(name_or_path: str, outlines: Path, *, cache: Path | None = N
 
 
 def cached_models(cache: Path | None = None) -> list[ModelFolder]:
-    """Models in the cache, by name. Leaves out damaged folders (`resolve` fetches them again) and unreadable ones."""
+    """Return the models in the cache, sorted by name. Skips unreadable folders, and damaged ones, which `resolve` fetches again."""
     cache = cache or model_cache_dir()
     if not cache.is_dir():
         return []
@@ -80,26 +83,28 @@ def _local(path: Path, cache: Path) -> ModelFolder:
     if not folder.is_checkpoint(path):
         if (path / "config.json").is_file():
             raise ModelUnavailable(f"{path} has no safetensors weights; convert it (transformers' `save_pretrained`)")
-        raise ModelUnavailable(f"{path} holds no config.json with safetensors weights; give a Hugging Face checkpoint")
+        raise ModelUnavailable(
+            f"{path} contains no config.json with safetensors weights; give a Hugging Face checkpoint"
+        )
     memory = cache / ".fingerprints" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
     return folder.fingerprint_folder(path, memory)
 
 
 def _hub_repository(name: str) -> KnownModel:
-    """The model `owner/name` on the hub. Raises: ModelUnavailable for any other name."""
+    """Return the model `owner/name` on the hub. Raises: ModelUnavailable if `name` does not have that form."""
     parts = name.split("/")
     if len(parts) == 2 and all(parts) and not name.startswith((".", "~")):
         return KnownModel(name=name, hub=HubSource(repo=name, folder=catalogue.hub_folder(name)))
     guess = nearest(name.lower(), catalogue.known_names())
     hint = f"did you mean {guess!r}?" if guess else f"known names: {', '.join(catalogue.known_names())}."
     raise ModelUnavailable(
-        f"there is no model or folder {name!r}; {hint} Else give a folder, or a hub name OWNER/NAME",
+        f"there is no model or folder {name!r}; {hint} Otherwise give a folder, or a hub name OWNER/NAME",
         nearest=[guess] if guess else [],
     )
 
 
 def _cached(known: KnownModel, cache: Path) -> ModelFolder | None:
-    """The model from the cache; None if it is not there. Raises: ModelUnavailable if it is there but unreadable."""
+    """Return the model from the cache, or None if it is missing or damaged. Raises: ModelUnavailable if it cannot be read."""
     for path in (cache / name for name in known.folders):
         try:
             if path.is_dir():
@@ -112,7 +117,7 @@ def _cached(known: KnownModel, cache: Path) -> ModelFolder | None:
 
 
 def _fetch(known: KnownModel, cache: Path) -> ModelFolder:
-    """Try the model's sources, best first. Raises: ModelUnavailable with the reason of each."""
+    """Get the model from the first source that works, best first. Raises: ModelUnavailable with the reason why each source failed."""
     with _only_one(cache / f".{known.folders[0]}.lock", known.name):
         found = _cached(known, cache)  # another process may have built it while this one waited
         if found is not None:
@@ -127,8 +132,8 @@ def _fetch(known: KnownModel, cache: Path) -> ModelFolder:
                 if made is not None:
                     return made
     raise ModelUnavailable(
-        f"{known.name} cannot be had ({'; '.join(failures)}); connect this machine and try `swarm models get {known.name}`, "
-        f"or give a local checkpoint folder in its place"
+        f"{known.name} is not available ({'; '.join(failures)}); connect this machine to the network and try "
+        f"`swarm models get {known.name}`, or give a local checkpoint folder instead"
     )
 
 
@@ -164,11 +169,11 @@ def _distilled(known: KnownModel, cache: Path) -> ModelFolder | None:
 
 
 def _finish(partial: Path, final: Path, known: KnownModel, source: str) -> ModelFolder:
-    """Add template and manifest to a fetched folder, then rename it to its final name."""
+    """Add the chat template and the manifest to a fetched folder, then rename it to its final name."""
     if known.own_template:
         shutil.copyfile(CHAT_TEMPLATE, partial / "chat_template.jinja")
     folder.write_manifest(partial, name=final.name, source=source)
-    if final.exists():  # damaged: whoever verified it said so
+    if final.exists():  # it is damaged, or `_cached` would have returned it
         shutil.rmtree(final)
     os.replace(partial, final)
     return folder.verify(final)
@@ -181,12 +186,12 @@ def _only_one(lock: Path, name: str) -> Iterator[None]:
             lock.parent.mkdir(parents=True, exist_ok=True)
             file = held.enter_context(open(lock, "w"))
         except OSError as error:
-            text = f"cannot write in {lock.parent}: {error.strerror or error}; SWARM_MODELS names another folder"
+            text = f"cannot write to {lock.parent}: {error.strerror or error}; set SWARM_MODELS to another folder"
             raise ModelUnavailable(text) from error
         try:
             if not locked(file, lock, wait=False):
-                log.info("another process is making %s; waiting for it ...", name)
+                log.info("another process is fetching or building %s; waiting for it ...", name)
                 locked(file, lock)
         except NoLocks as error:
-            raise ModelUnavailable(f"{error}; SWARM_MODELS names another") from error
+            raise ModelUnavailable(f"{error}; set SWARM_MODELS to another folder") from error
         yield

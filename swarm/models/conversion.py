@@ -1,6 +1,6 @@
-"""Convert a GGUF file to a safetensors checkpoint, in a separate process: `python -m swarm.models.conversion GGUF OUT_DIR`.
+"""Converts a GGUF file to a safetensors checkpoint, in a separate process: `python -m swarm.models.conversion GGUF OUT_DIR`.
 
-It loads torch, so that its callers need not.
+This process loads torch so that its callers need not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def convert(gguf: Path, out: Path) -> None:
-    """Write the dequantised weights (bfloat16), config and tokenizer of `gguf` to `out`."""
+    """Write the dequantized weights (in bfloat16), the config and the tokenizer of `gguf` to `out`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

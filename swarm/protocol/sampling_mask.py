@@ -1,12 +1,12 @@
-"""Sampling masks: the candidate tokens of each draw of a call, if they were not the whole vocabulary.
+"""Sampling masks: the candidate tokens for each sampled token of a call, if they were not the whole vocabulary.
 
-A row is a set of tokens in the shortest of three forms: a letter for the form, then 32-bit numbers, little-endian.
+A row is a set of tokens in the shortest of three encodings: a letter for the encoding, then 32-bit little-endian numbers or bits.
 
-ONLY   the tokens of the set, ascending
+ONLY   the tokens in the set, ascending
 BUT    the size of the vocabulary, then the tokens that are not in the set, ascending
-BITS   a bit per token of the vocabulary, lowest first; 1: it is in the set
+BITS   one bit per token of the vocabulary, lowest first; 1 means that the token is in the set
 
-The size of a set determines its form (`is_short`), so that equal sets have equal bytes.
+The size of a set determines its encoding (`is_short`), so that equal sets have equal bytes.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 LEAST_TEMPERATURE = 0.01
-"""vLLM raises lower temperatures to this one, except 0, which means greedy sampling."""
+"""vLLM raises lower temperatures to this value, except for 0, which means greedy sampling."""
 RestrictedTraining = Literal["exact", "policy", "off"]
-"""How to train a call that was not drawn from the whole vocabulary (`SamplingSpec.train`)."""
+"""How to train on a call that was not sampled from the whole vocabulary (`SamplingSpec.train`)."""
 ONLY, BUT, BITS = b"o", b"b", b"m"
 _MOST_BIAS = 100.0
 """vLLM clips larger biases to this value."""
 _LEVEL = 1
-"""zlib's compression level: low, because rows compress easily and are packed while calls are served."""
+"""zlib's compression level. It is low because rows compress easily and are packed while calls are being served."""
 
 
 class SamplingMask(BaseModel):
-    """Equal rows are kept once."""
+    """The mask of one call. Equal rows are stored only once."""
 
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
 
     row_of: list[int]
-    """Which row each sampled token was drawn from."""
+    """For each sampled token, the index of the row it was sampled from."""
     lengths: list[int]
-    """Bytes of each row."""
+    """Length of each row, in bytes."""
     packed: bytes
     """All rows concatenated and compressed with zlib."""
 
     @classmethod
     def of(cls, rows: Sequence[bytes]) -> SamplingMask:
-        """Build the mask. rows: one per sampled token."""
+        """Build the mask from one row per sampled token."""
         number_of: dict[bytes, int] = {}
         row_of = [number_of.setdefault(row, len(number_of)) for row in rows]
         packed = zlib.compress(b"".join(number_of), _LEVEL)
@@ -61,18 +61,18 @@ class SamplingMask(BaseModel):
 
     @property
     def forced(self) -> int:
-        """How many sampled tokens had no alternative."""
+        """The number of sampled tokens that had no alternative."""
         alone = [size(row) == 1 for row in self.rows]
         return sum(alone[row] for row in self.row_of)
 
 
 def is_short(tokens: int, vocabulary: int) -> bool:
-    """Whether a set of this many tokens is listed token by token instead of as bits."""
+    """True if a set of this many tokens is stored as a list of tokens instead of bits."""
     return tokens * 32 <= vocabulary
 
 
 def numbers(row: bytes) -> array[int]:
-    """The numbers in an ONLY or a BUT row."""
+    """Return the numbers in an ONLY or a BUT row."""
     found = array("i", row[1:])
     if sys.byteorder == "big":
         found.byteswap()
@@ -80,7 +80,7 @@ def numbers(row: bytes) -> array[int]:
 
 
 def only(tokens: Iterable[int]) -> bytes:
-    """The ONLY row of these tokens."""
+    """Return the ONLY row for these tokens."""
     written = array("i", sorted(set(tokens)))
     if sys.byteorder == "big":
         written.byteswap()
@@ -88,7 +88,7 @@ def only(tokens: Iterable[int]) -> bytes:
 
 
 def size(row: bytes) -> int:
-    """How many tokens are in the set."""
+    """Return the number of tokens in a row's set."""
     match row[:1]:
         case b"o":
             return len(row) // 4
@@ -100,7 +100,7 @@ def size(row: bytes) -> int:
 
 
 def allows(row: bytes, token: int) -> bool:
-    """Whether `token` is in the set."""
+    """True if `token` is in a row's set."""
     match row[:1]:
         case b"o":
             return token in numbers(row)
@@ -113,10 +113,14 @@ def allows(row: bytes, token: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitChanges:
-    """Changes of the logits before division by the temperature, in vLLM's order: first the bias, then the penalties.
+    """Changes to the logits before division by the temperature. As in vLLM, the bias comes first, then the penalties.
 
-    repetition: for tokens in the prompt or the answer, positive logits are divided by it and negative ones multiplied (Keskar
-    et al. 2019, arXiv 1909.05858). frequency: subtracted per occurrence in the answer so far; presence: subtracted once.
+    Args:
+        bias: pairs of a token and the value to add to its logit.
+        repetition: for tokens in the prompt or the answer so far, positive logits are divided by this and negative ones multiplied by
+            it (Keskar et al. 2019, arXiv 1909.05858).
+        frequency: subtracted from a token's logit for each occurrence in the answer so far.
+        presence: subtracted once from the logit of each token that occurs in the answer so far.
     """
 
     bias: tuple[tuple[int, float], ...] = ()
@@ -126,7 +130,7 @@ class LogitChanges:
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> LogitChanges | None:
-        """The changes of a recorded request; None if there are none."""
+        """Return the logit changes that a recorded request asked for, or None if it asked for none."""
         bias = request.get("logit_bias") or {}
         made = cls(
             bias=tuple(

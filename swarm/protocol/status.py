@@ -1,4 +1,4 @@
-"""How a server and its run are doing."""
+"""Messages about the state of a server and its runs."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class Phase(StrEnum):
 
 
 class MixStatus(BaseModel):
-    """One family of tasks."""
+    """The state of one family of tasks."""
 
     running: int = 0
     ended: int = 0
-    """Episodes waiting for a step, in open or ready groups."""
+    """Number of ended episodes that wait for a step, in open or ready groups."""
     trained_groups: int = 0
-    """Groups that entered optimiser steps; steps undone by a restore do not count."""
+    """Number of groups that have been part of optimizer steps. Steps undone by a restore do not count."""
     debt: float = 0.0
-    """How many groups it is behind its share (below 0: ahead). Within 1 of 0 while no family's patience has run out."""
+    """Number of groups that the family is behind its share; negative if ahead. Between -1 and 1 unless a family's patience ran out."""
     passed: bool = False
-    """Its `patience_s` ran out: steps proceed without it until its next group is ready."""
+    """True if the family's `patience_s` ran out, so that steps proceed without it until its next group is ready."""
 
 
 class PoolStatus(BaseModel):
     running: int = 0
     prepared: int = 0
-    """Episodes bound to a team's decision."""
+    """Number of episodes bound to a team's decision."""
     ended: int = 0
     groups_open: int = 0
     groups_ready: int = 0
@@ -48,28 +48,28 @@ class PoolStatus(BaseModel):
 
 
 class Hang(BaseModel):
-    """A process of the engine did not answer within its limit. It is ended and restarted, and the step under way runs again."""
+    """An engine process that did not respond in time. It is ended and restarted, and the current step runs again."""
 
     reason: str
     """Which process hung, on which request, and for how long."""
     phase: Phase
     """The server's phase when the hang was detected."""
     since: float
-    """Unix time of the last sign of life."""
+    """Unix time at which the process last showed a sign of life."""
     found_at: float
     over_at: float | None = None
-    """When the engine was ready again; None while it is not."""
+    """Unix time at which the engine was ready again; None until then."""
 
 
 class ReplicaStatus(BaseModel):
-    """One of the processes that sample. While it is away the others take its calls."""
+    """One of the processes that sample. While it is down, the others handle its calls."""
 
     device: str
     ready: bool
     failed_for_good: bool = False
-    """It crashed too often and stays down until the server restarts."""
+    """True if the replica crashed too often and stays down until the server restarts."""
     failures: int = 0
-    """Crashes in a row."""
+    """Number of consecutive crashes."""
     reason: str | None = None
     """Why the replica is not ready."""
 
@@ -78,18 +78,18 @@ class EngineStatus(BaseModel):
     backend: str
     device: str
     dtype: ComputeType | None = None
-    """Compute type of sampling, and of training if the spec says `auto`. None: an older server."""
+    """Compute type of sampling, and of training if the spec says `auto`. None if the server is older and does not report it."""
     tokens_per_s: float = 0.0
     warm: bool = False
     failures: int = 0
     hang: Hang | None = None
-    """The most recent hang of an engine process; kept after it is over."""
+    """The most recent hang of an engine process, even if it is over."""
     replicas: list[ReplicaStatus] = []
     """Status of each replica, for engines whose replicas crash and restart independently."""
 
     @property
     def computes(self) -> str:
-        """Device and, if known, number type: `cpu in float32`."""
+        """The device and, if known, the compute type, for example `cpu in float32`."""
         return f"{self.device} in {self.dtype}" if self.dtype else self.device
 
 
@@ -99,32 +99,32 @@ class Failure(BaseModel):
 
 
 class WaitingFor(BaseModel):
-    """What blocks a run: the oldest open episode of the groups that its next step needs."""
+    """What a run is waiting for: the oldest open episode in the groups that its next step needs."""
 
     task_id: str
     client_id: str | None = None
-    """Client that plays the episode; None if nobody has claimed the task's free slots."""
+    """Client that plays the episode. None if nobody has claimed the task's free slots."""
     since: float
-    """Unix time when the wait began."""
+    """Unix time at which the wait began."""
 
 
 class ServerStatus(BaseModel):
     server_id: str
     revision: int
-    """Grows with every change; pass it as `since` to wait for the next one."""
+    """Increases with every change. Pass it as `since` to wait for the next change."""
     phase: Phase
     failed: Failure | None = None
     storage_full: Failure | None = None
-    """The newest write failed because storage is full. Until there is room the server grants, acknowledges and trains nothing;
-    nothing is lost."""
+    """Set if the last write failed because storage is full. Until there is space, the server grants, acknowledges and trains nothing,
+    but loses nothing either."""
     run_id: str | None = None
     """The run being served; None if there is none."""
     newest_run_id: str | None = None
-    """The run that began last, even if it has stopped or failed; None before the first run."""
+    """The run that was started last, even if it has stopped or failed; None before the first run."""
 
     @property
     def latest_run_id(self) -> str | None:
-        """The run being served, else the one that began last. Older servers report only a run being served."""
+        """The run being served, or else the one started last. Older servers report only the former."""
         return self.run_id or self.newest_run_id
 
     step: int = 0
@@ -133,7 +133,7 @@ class ServerStatus(BaseModel):
     model_fingerprint: str | None = None
     pool: PoolStatus
     waiting_for: WaitingFor | None = None
-    """What blocks the run; None if nothing does."""
+    """What the run is waiting for; None if it is not waiting."""
     engine: EngineStatus
     limits: dict[str, float | int | None] = {}
     state_dir: str | None = None
@@ -141,9 +141,9 @@ class ServerStatus(BaseModel):
 
     @property
     def trouble(self) -> str | None:
-        """Why the server is stuck; None if it is not."""
+        """Why the server is stuck, or None if it is not."""
         hang = self.engine.hang
-        # The hang is over, or only one replica hangs and the others continue.
+        # Ignore a hang that is over, or that affects only one replica while the others continue.
         if hang is not None and (hang.over_at is not None or self.engine.warm):
             hang = None
         found = self.failed or self.storage_full or hang
@@ -151,7 +151,7 @@ class ServerStatus(BaseModel):
 
 
 RunStatus = Literal["running", "complete", "stopped", "failed"]
-"""complete: a limit of the spec was reached; its weights are still served and eval episodes still run."""
+"""complete: the run has reached a limit in its spec; its weights are still served and evaluation episodes can still be played."""
 
 
 class ConfigChange(BaseModel):
@@ -162,7 +162,7 @@ class ConfigChange(BaseModel):
 
 
 class StepMetrics(BaseModel):
-    """One optimiser step. `values` are the trainer's and the pool's metrics by name (docs/reference/metrics.md)."""
+    """One optimizer step. `values` holds the metrics of the trainer and the sample pool by name (docs/reference/metrics.md)."""
 
     step: int
     branch: int = 0
@@ -172,34 +172,34 @@ class StepMetrics(BaseModel):
 
 
 class VersionReport(BaseModel):
-    """The train episodes of one version of a client's code, in one family of tasks."""
+    """Statistics on the training episodes of one version of a client's code, in one family of tasks."""
 
     client_version: str
     mix: str | None
     first_at: float
-    """Unix time of its first group."""
+    """Unix time of this version's first group."""
     episodes: int
-    """Episodes that ended with a reward, trained or not."""
+    """Number of episodes that ended with a reward, whether they were trained on or not."""
     reward_mean: float | None = None
     reward_std: float | None = None
     before: str | None = None
-    """The version that had most recently ended episodes of this family when this one ended its first."""
+    """The version that most recently ended episodes of this family before this version ended its first one."""
     shift: float | None = None
-    """Mean reward of this version's first episodes minus that of `before`'s last ones; at most 64 each."""
+    """Mean reward of this version's first episodes minus that of the last episodes of `before`; at most 64 episodes each."""
     shift_stderr: float | None = None
     quarantined: str | None = None
-    """Why its episodes are no longer trained; None if they are."""
+    """Why this version's episodes are excluded from training; None if they are not."""
 
 
 class CheckpointReport(BaseModel):
-    """A checkpoint that is kept."""
+    """A checkpoint that still exists."""
 
     step: int
     held_out: float | None = None
-    """Mean reward of eval episodes played with its weights; None if there are none."""
+    """Mean reward of evaluation episodes played with these weights; None if there are none."""
     held_out_episodes: int = 0
     best: bool = False
-    """Whether it has the highest held-out reward; the best checkpoint is always kept."""
+    """Whether this checkpoint has the highest held-out reward. The best checkpoint is always kept."""
 
 
 class RunReport(BaseModel):
@@ -216,11 +216,11 @@ class RunReport(BaseModel):
     started_at: float
     ended_at: float | None = None
     versions: list[VersionReport] = []
-    """Client versions, in the order of their first groups."""
+    """Statistics by client version, in the order of their first groups."""
     checkpoints: list[CheckpointReport] = []
-    """The kept checkpoints, by step."""
+    """The existing checkpoints, ordered by step."""
     notes: list[str] = []
-    """Warnings about an accepted spec, with what to do."""
+    """Warnings about the accepted spec that say what to do."""
 
 
 class RunRequest(ClientModel):
@@ -233,15 +233,15 @@ class RunCreated(BaseModel):
 
 
 class RestoreRequest(ClientModel):
-    """Go back to a checkpoint of the run, on a new branch of it."""
+    """Asks to restore a checkpoint of the run, on a new branch of the run."""
 
     step: Annotated[int, Field(ge=0)]
-    """Step of a kept checkpoint; 0 is the hosted model."""
+    """Step of an existing checkpoint; 0 is the original model."""
     idempotency_key: IdempotencyKey = None
 
 
 class QuarantineRequest(ClientModel):
-    """Keep the episodes of one client version out of training, or let them in again."""
+    """Asks to exclude the episodes of one client version from training, or to admit them again."""
 
     client_version: str
     quarantined: bool = True

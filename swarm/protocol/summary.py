@@ -1,4 +1,4 @@
-"""A filter for the ledger, and sums over it: the answer to "why didn't it learn?" without reading every row."""
+"""A filter for the ledger, and totals over its entries that help answer "why didn't it learn?" without reading every row."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from swarm.protocol.problem import ClientModel
 
 
 class LedgerFilter(ClientModel):
-    """Which episodes of the ledger to return; None in a field matches all."""
+    """Which ledger entries to return. A field that is None matches all of them."""
 
     run_id: str | None = None
     step: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """The step that trained them."""
+    """The step that trained on the episodes."""
     client_id: str | None = None
     task_id: str | None = None
     kind: EpisodeKind | None = None
@@ -26,7 +26,7 @@ class LedgerFilter(ClientModel):
 
 
 class LedgerFields(TypedDict, total=False):
-    """The fields of `LedgerFilter`, as keywords of a method."""
+    """The fields of `LedgerFilter`, as keyword arguments of a method."""
 
     run_id: str | None
     step: int | None
@@ -40,7 +40,7 @@ class LedgerFields(TypedDict, total=False):
 
 
 class LedgerCount(BaseModel):
-    """How many episodes are equal in all of these fields."""
+    """Totals over the episodes that agree in client, version, kind, mix, state, reason, cause and `tainted`."""
 
     client_id: str
     client_version: str
@@ -52,16 +52,16 @@ class LedgerCount(BaseModel):
     tainted: bool = False
     episodes: int
     reward_sum: float
-    """Sum over episodes that have a reward."""
+    """Sum of rewards over the episodes that have one; `rewarded` is their number."""
     rewarded: int
     prompt_tokens: int = 0
-    """Prompt tokens of all calls, each call with its whole prompt. 0 from an older server."""
+    """Number of prompt tokens of all calls. Each call counts its whole prompt. 0 if the server is too old to report it."""
     sampled_tokens: int
     last_claim_at: float
 
 
 class LastFailure(BaseModel):
-    """The newest episode of one client and version that was aborted, ran out, or was ended without a call."""
+    """The newest episode of one client and version that was aborted, expired, or ended without a call."""
 
     client_id: str
     client_version: str
@@ -72,7 +72,7 @@ class LastFailure(BaseModel):
 
 
 class LostAttempts(BaseModel):
-    """Attempts at one task by one client and version that one cause lost."""
+    """Number of attempts at one task by one client and version that were lost for the same cause."""
 
     client_id: str
     client_version: str
@@ -86,10 +86,10 @@ class LostAttempts(BaseModel):
 class LedgerSummary(BaseModel):
     counts: list[LedgerCount]
     causes: dict[Cause, int] = {}
-    """Attempts that each cause lost; causes that lost none are left out."""
+    """Number of attempts lost for each cause. Causes without lost attempts are omitted."""
     lost: list[LostAttempts] = []
-    """Lost attempts by client, version and task, largest counts first; at most 1,000 rows."""
+    """Lost attempts by client, version and task, with the largest counts first; at most 1,000 rows."""
     failures: list[LastFailure]
     """Most recent failures, newest first."""
     recent: list[str]
-    """The newest episodes that sampled any tokens, newest first; their traces may be worth reading."""
+    """Ids of the latest episodes that sampled any tokens, newest first. Their traces may be worth reading."""

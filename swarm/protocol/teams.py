@@ -1,4 +1,4 @@
-"""Messages about teams: an episode on several servers is prepared on all, decided on one, and reported to the others."""
+"""Messages about teams. A team's episodes are prepared on all its servers, decided on one of them, and the others are informed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ TeamOutcome = Literal["committed", "aborted"]
 
 
 class Decider(ClientModel):
-    """The episode whose fate the whole team shares, and how a server that is in doubt asks for it."""
+    """The episode that decides for the whole team, and how a server in doubt asks for the decision."""
 
     url: str
-    """URL of the decider's server, reachable by clients and the other servers: its grant's `base_url` without `/v1`."""
+    """URL of the decider's server, which clients and the other servers can reach. It is the `base_url` of its grant without `/v1`."""
     episode_id: str
     key: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_\-]+$")]
-    """The `team_key` of the decider's grant: it only allows asking for the decision."""
+    """The `team_key` from the decider's grant. It only allows its holder to ask for the decision."""
 
     @field_validator("url")
     @classmethod
@@ -31,7 +31,7 @@ class Decider(ClientModel):
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
             raise ValueError("must look like http://127.0.0.1:8642")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("must hold neither credentials nor a query")
+            raise ValueError("must contain neither credentials nor a query")
         return url.rstrip("/")
 
 
@@ -48,13 +48,13 @@ class TeamResult(ClientModel):
 
 
 class EpisodePreparation(ClientModel):
-    """Binds an episode to its team's decision. The one that names itself as decider is the decider."""
+    """Binds an episode to its team's decision. The episode that names itself as the decider is the decider."""
 
     lease: str
     decider: Decider
     result: TeamResult
     patience_s: Annotated[float, Field(ge=1, le=86_400), NotBoolean] = 60.0
-    """How long the client may stay silent from now on. After that the decider aborts, and the others ask the decider."""
+    """How long the client may stay silent from now on, in seconds. After that, the decider aborts and the others ask the decider."""
 
 
 class EpisodeCommit(ClientModel):
@@ -62,25 +62,25 @@ class EpisodeCommit(ClientModel):
 
 
 class EpisodeResolution(ClientModel):
-    """An operator's word on an episode that is prepared, in place of the decider's."""
+    """An operator's decision on a prepared episode, in place of the decider's."""
 
     outcome: TeamOutcome
     reason: Annotated[str, Field(min_length=1, max_length=2_000)]
 
 
 class TeamReceipt(BaseModel):
-    """Stored durably before this was sent."""
+    """Confirms that the new state of a team's episode is stored durably."""
 
     episode_id: str
     status: Literal["prepared", "committed", "aborted"]
     dropped: DropReason | None = None
-    """As in `EpisodeReceipt`, for a committed member."""
+    """For a committed member, the same as `EpisodeReceipt.dropped`."""
 
 
 class TeamDecision(BaseModel):
-    """The decider's answer to a server in doubt. `aborted` and `committed` never change again."""
+    """The decider's answer to a server in doubt. Once it is `aborted` or `committed`, it never changes."""
 
     episode_id: str
     decision: Literal["undecided", "committed", "aborted"]
     cause: Cause | None = None
-    """Who or what lost the decider's episode, if known."""
+    """Who or what is to blame for losing the decider's episode, if known."""
