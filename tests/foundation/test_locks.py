@@ -56,5 +56,5 @@ def test_whoever_needs_a_lock_and_can_have_none_fails_by_an_error_of_its_own(tmp
         pass
     with pytest.raises(StateDirFault, match="cannot be locked"):
         StateDir.open(tmp_path / "state", model="m")
-    with pytest.raises(ModelUnavailable, match=r"cannot be locked .*; SWARM_MODELS names another"):
+    with pytest.raises(ModelUnavailable, match=r"cannot be locked .*; set SWARM_MODELS to another"):
         resolve("smollm2-135m", cache=tmp_path / "models")

@@ -129,7 +129,7 @@ def test_parameters_that_factors_set_have_to_be_there(folder: Path) -> None:
     rehearsed(sound, sys.executable, [{}], 8, names=["syllables"])
     for name, says in (
         ("sylables", "repeat: tasks has no parameter 'sylables'; did you mean 'syllables'?"),
-        ("seed", "no 'seed'"),
+        ("seed", "no parameter 'seed'"),
     ):
         with pytest.raises(PlanningRefused, match=says):
             rehearsed(sound, sys.executable, [{}], 8, names=[name])

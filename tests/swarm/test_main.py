@@ -62,32 +62,36 @@ def answer(capsys: Capture, *arguments: str) -> Any:
         (["try", "json:dumps", "--task", "x", "--task-id", ""], 2, "the task's id is empty"),
         (["try", "json:dumps", "--task", '{"id": "t-1"}'], 2, "JSON but has no `query`"),
         (["try", "json:dumps", "--task", '{"query": "q", "metdata": {}}'], 2, "not metdata"),
-        (["episode", "end", "--agent-reward", "planner"], 2, "which episode?"),
+        (["episode", "end", "--agent-reward", "planner"], 2, "no episode given"),
         (["ledger", "--limit", "0"], 2, "--limit must be at least 1"),
         (["ledger", "--step", "-1"], 2, "--step must be at least 0"),
-        (["join", "judge"], 2, "which task?"),
+        (["join", "judge"], 2, "no task given"),
         (["join", "play", "/nowhere/workflow.py"], 1, "workflow file /nowhere/workflow.py does not exist"),
         (["join", "watch"], 2, "see `swarm join --help`"),
         (["runn"], 2, "did you mean run?"),
         (["run", "status", "--watsh"], 2, "did you mean --watch?"),
         (["run", "start", "--set", "optimizer.learning_rte=1"], 2, "did you mean 'optimizer.learning_rate'?"),
-        (["run", "start", "--set", "optimizer"], 2, "write path=value"),
+        (["run", "start", "--set", "optimizer"], 2, "write PATH=VALUE"),
         (["run", "start", "--set", "labels.x=1"], 2, "valid string, got 1; write 'labels.x=\"1\"'"),
         (["run", "start", "--set", "batch.group_size=1"], 2, "at least 2"),
         (["run", "start", "/nowhere/spec.json"], 2, "cannot read /nowhere/spec.json"),
         (["run", "patch", "--url", "http://127.0.0.1:9"], 2, "nothing to change"),
-        (["episode", "claim"], 2, "which task?"),
-        (["episode", "claim", "--task", ""], 2, "which task?"),
+        (["episode", "claim"], 2, "no task given"),
+        (["episode", "claim", "--task", ""], 2, "no task given"),
         (["episode", "claim", "--task", "t", "--wait-s", "-1"], 2, "wait_s: should be greater than or equal to 0"),
-        (["episode", "end", "--reward", "1"], 2, "which episode?"),
+        (["episode", "end", "--reward", "1"], 2, "no episode given"),
         (["run", "restore", "-1"], 2, "a whole number, at least 0"),
         (["run", "patch", "--set", "optimizer.learning_rate=NaN", "--run-id", "r"], 2, "cannot be sent as JSON"),
         (["run", "status", "--url", "http://127.0.0.1:99999"], 2, "a url looks like http://"),
         (["join", "play", "--task", "x", "--max-episode-s", "nan"], 2, "--max-episode-s must be positive"),
-        (["join", "play", "--task", "x", "--refused-reward", "nan"], 2, "must be a finite number"),
+        (
+            ["join", "play", "--task", "x", "--refused-reward", "nan"],
+            2,
+            "must be a number with an absolute value of at most",
+        ),
         (["join", "play", "..agent:play", "--task", "x"], 1, "is not the name of a rollout"),
         (["ledger", "--reason", "ecpired"], 2, "did you mean expired?"),
-        (["try", "no_such_module:f", "--task", "x"], 1, "no module 'no_such_module'"),
+        (["try", "no_such_module:f", "--task", "x"], 1, "module 'no_such_module' not found"),
         (["try", "json:dumpz", "--task", "x"], 1, "did you mean 'dump"),
         (["serve", "--engine", "echo", "--model", "x", "--device", "cpu"], 2, "--device is for --engine local"),
         (["serve", "--engine", "echo", "--trainer-device", "cpu"], 2, "--trainer-device is for --engine local"),
@@ -129,7 +133,7 @@ def answer(capsys: Capture, *arguments: str) -> Any:
         (
             ["episode", "end", "--reward", "1", "--metadata", f'{{"n": {2**70}}}', "-"],
             2,
-            f"--metadata is not JSON that a server takes: {2**70} does not fit in a 64-bit integer",
+            f"--metadata is not JSON that a server accepts: {2**70} does not fit in a 64-bit integer",
         ),
     ],
 )
@@ -243,7 +247,7 @@ def test_what_cannot_be_a_token_is_said_to_be_none_without_showing_it(
 @pytest.mark.parametrize(
     ("grant", "options", "said"),
     [
-        ({"lease": 5}, [], "which episode?"),
+        ({"lease": 5}, [], "no episode given"),
         ({"metrics": [1]}, ["--metric", "a=1"], "metrics must be an object"),
         ({"agent_rewards": 5}, ["--agent-reward", "a=1"], "agent_rewards must be an object"),
     ],
@@ -379,7 +383,7 @@ def test_whoever_waits_for_a_stop_reads_what_it_waits_for(capsys: Capture, tmp_p
         assert stopping.stderr is not None
         line = stopping.stderr.readline()
         assert f"run {run_id} is stopping at step 0" in line
-        assert "waits for 1 open episodes for 120 s at most" in line
+        assert "waiting for 1 open episodes, for at most 120 s" in line
         assert swarm("episode", "abort", str(grant), "--reason", "enough") == 0
         out, _ = stopping.communicate(timeout=60)
     assert (stopping.returncode, out) == (0, f"run {run_id} is over (stopped), at step 0\n")
@@ -391,7 +395,7 @@ def test_a_key_whose_run_is_over_starts_nothing(capsys: Capture) -> None:
     assert answer(capsys, "run", "stop", "--wait")["status"] == "stopped"
     assert swarm("run", "start", *SIZES, "--key", "k") == 1
     out, err = capsys.readouterr()
-    assert f"{run_id} is stopped (on request), at step 0; start another with a fresh key" in err
+    assert f"{run_id} is stopped (on request), at step 0; start another with a new key" in err
     assert (out, err.count("\n")) == ("", 1)
     assert answer(capsys, "run", "status")["run"]["run_id"] == run_id
 
@@ -410,7 +414,7 @@ def test_a_stopped_run_stays_in_sight_until_the_next(capsys: Capture) -> None:
     for command, said in (
         (("run", "status"), f"run {run_id}  stopped (on request)  step 0"),
         (("run", "stop"), f"run {run_id} is over (stopped), at step 0"),
-        (("ledger", "--summary"), "the run was stopped at step 0: nothing more of it is trained"),
+        (("ledger", "--summary"), "the run was stopped at step 0; it will not train any further"),
         (("top", "--once"), f"run {run_id} stopped  step 0"),
     ):
         assert swarm(*command) == 0
@@ -434,7 +438,7 @@ def test_joining_without_anybody_to_answer_fails_in_words(capsys: Capture) -> No
     command = [sys.executable, "-m", "swarm.main", "join", "judge", "--task", "x"]
     ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False)
     assert ran.returncode == 1
-    assert "swarm join: standard input ended; what was open was given back" in ran.stderr
+    assert "swarm join: standard input ended; open episodes were given back" in ran.stderr
 
 
 @pytest.mark.usefixtures("server")
@@ -554,7 +558,7 @@ def test_a_rollout_is_tried_without_training(tmp_path: Path, capsys: Capture) ->
     assert "Traceback" not in shown
     assert swarm("try", f"{tmp_path}/agent.py:stored", "--task", "x") == 0
     shown = capsys.readouterr().out
-    assert "KeyError: 'after the end'\nthe rollout raised this after it had ended the episode" in shown
+    assert "KeyError: 'after the end'\nthe rollout raised this error after it had ended the episode" in shown
     assert shown.splitlines()[-1] == "reward 0.5"
     assert swarm("try", f"{tmp_path}/agent.py:plain", "--task", "x") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "reward 0.75"

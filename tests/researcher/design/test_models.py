@@ -87,7 +87,7 @@ def test_a_known_name_is_no_folder_that_happens_to_be_here(tiny: Path, monkeypat
 @pytest.mark.parametrize(
     ("spoilt", "said"),
     [
-        ("config.json", "holds no config.json with safetensors weights"),
+        ("config.json", "contains no config.json with safetensors weights"),
         ("model.safetensors", "has no safetensors weights"),
         ("tokenizer.json", "has no tokenizer"),
     ],

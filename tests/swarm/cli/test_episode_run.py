@@ -200,11 +200,11 @@ def _keeping(place: Place) -> str:
         (["--scorer-env", "SWARM_TOKEN"], "may contain a token or a lease"),
         (["--env", "NO_SUCH_NAME"], "this environment variable is not set"),
         (["--read", "nowhere"], "there is no 'nowhere'"),
-        (["--metadata", "[]"], "must be an object"),
+        (["--metadata", "[]"], "must be a JSON object"),
         (["--scorer", "'"], "No closing quotation"),
         (["--scorer", "no-such-scorer"], "program 'no-such-scorer' not found"),
-        (["--scorer", ""], "who scores it?"),
-        (["--task", ""], "which task?"),
+        (["--scorer", ""], "no scorer given"),
+        (["--task", ""], "no task given"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_before_anything_is_claimed(
@@ -220,7 +220,7 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_claimed(
 
 def test_an_agent_that_is_no_program_is_refused_before_anything_is_claimed(place: Place) -> None:
     assert "program 'no-such-agent' not found" in place.run("echo 1", ["no-such-agent"]).err
-    assert "which agent?" in place.run("echo 1", []).err
+    assert "no agent given" in place.run("echo 1", []).err
 
 
 @confines
@@ -246,7 +246,10 @@ def test_what_an_agent_may_read_and_write_can_be_widened_and_narrowed(place: Pla
 @pytest.mark.parametrize(
     ("scorer", "said"),
     [
-        ("sh -c 'echo 0; echo the tests are gone >&2; exit 1'", "exited with code 1; its last output: the tests are gone"),
+        (
+            "sh -c 'echo 0; echo the tests are gone >&2; exit 1'",
+            "exited with code 1; its last output: the tests are gone",
+        ),
         ("sh -c 'echo 1; kill -9 $$'", "was killed by SIGKILL"),
         ("true", "printed no reward (it printed nothing)"),
         ("echo well done", "printed no reward"),

@@ -33,7 +33,7 @@ def test_the_ledger_is_filtered(history: dict[str, Any], swarm: Swarm) -> None:
     assert len(ids("--cause", "rollout")) == 3
     assert ids("--cause", "server") == set()
     assert swarm("ledger", "--cause", "graders")[0] == 2
-    assert "(aborted, lost by rollout)" in swarm("ledger", "--client-id", "bad")[1]
+    assert "(aborted, cause: rollout)" in swarm("ledger", "--client-id", "bad")[1]
     assert "KeyError: 'answer'" in swarm("ledger", "--client-id", "bad", "--detail")[1]
     assert swarm("ledger", "--run-id", "run-x") == (1, "", "swarm ledger: no run 'run-x' on this server\n")
 
@@ -60,13 +60,13 @@ def test_the_summary_answers_why_it_did_not_learn(history: dict[str, Any], swarm
     code, out, err = swarm("ledger", "--summary")
     assert code == 0, err
     assert f"run {history['run']}  step 2  " in out
-    assert f"3 of 7 train episodes were dropped as aborted: {ADVICE[DropReason.ABORTED]}" in out
-    assert "2 of 7 train episodes were dropped as zero_variance" in out
+    assert f"3 of 7 training episodes were dropped as aborted: {ADVICE[DropReason.ABORTED]}" in out
+    assert "2 of 7 training episodes were dropped as zero_variance" in out
     assert "50% of the groups in the last steps had equal rewards" in out
     assert "answer_edited" in out
-    assert "send them as they came" in out
-    assert f"3 attempts were lost by the rollout: {CAUSE_ADVICE[Cause.ROLLOUT]}" in out
-    assert "most at task sum" in out
+    assert "send them back unchanged" in out
+    assert f"3 attempts were lost because of the rollout: {CAUSE_ADVICE[Cause.ROLLOUT]}" in out
+    assert "mostly task sum" in out
     assert "client bad version v2: 3 of 3 episodes failed" in out
     assert "Traceback (most recent call last):" in out
     assert "good version v1: 4 episodes" in out
@@ -110,7 +110,7 @@ def test_the_headline_counts_as_the_table_of_fates_does() -> None:
     evidence = Evidence(summary=LedgerSummary(counts=counts, failures=[], recent=[]), run=None, traces=[])
     made = diagnosis.diagnose(evidence)
     assert {fate.name: fate.episodes for fate in made.fates} == {"trained": 3, "in_step": 2}
-    assert "3 of 5 train episodes trained, 2 in_step, 4 evaluations" in diagnosis.diagnosis_text(made)
+    assert "3 of 5 training episodes trained, 2 in_step, 4 evaluations" in diagnosis.diagnosis_text(made)
 
 
 def test_the_summary_says_when_new_weights_do_not_reach_the_sampler(history: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ def test_the_summary_says_when_new_weights_do_not_reach_the_sampler(history: dic
         ]
         run = report.model_copy(update={"steps": steps})
         made = diagnosis.diagnose(Evidence(summary=summary, run=run, traces=[]))
-        return [finding for finding in made.findings if "do not since" in finding]
+        return [finding for finding in made.findings if "but no longer do" in finding]
 
     assert findings(6e-6, 9e-6) == []
     assert len(findings(6e-6, 1.8e-3)) == 1
@@ -165,7 +165,7 @@ def test_what_others_lost_is_never_laid_at_the_rollouts_door(cause: Cause) -> No
     summary = LedgerSummary(counts=[count], causes={cause: 9}, lost=[lost], failures=[], recent=[])
     made = diagnosis.diagnose(Evidence(summary=summary, run=None, traces=[]))
     said = diagnosis.diagnosis_text(made)
-    assert f"9 attempts were lost by the {cause}" in said
-    assert "most at task t-7" in said
+    assert f"9 attempts were lost because of the {cause}" in said
+    assert "mostly task t-7" in said
     assert "mend" not in said
     assert "c version 0: 9 episodes, reward -, 0 failed" in said

@@ -32,9 +32,9 @@ def status(
 def test_a_task_that_is_waited_for_is_named_with_who_plays_it() -> None:
     assert standing_lines(status()) == []
     played = WaitingFor(task_id="t-1", client_id="c-1", since=AT)
-    assert standing_lines(status(played)) == ["waits for task t-1 (client c-1) since 22:13:20 UTC"]
+    assert standing_lines(status(played)) == ["waiting for task t-1 (client c-1) since 22:13:20 UTC"]
     free = WaitingFor(task_id="t-1", since=AT)
-    assert standing_lines(status(free)) == ["waits for task t-1 (no client plays it) since 22:13:20 UTC"]
+    assert standing_lines(status(free)) == ["waiting for task t-1 (no client plays it) since 22:13:20 UTC"]
 
 
 def test_a_hang_is_trouble_until_it_is_over_and_is_told_afterwards_too() -> None:
@@ -51,8 +51,8 @@ def test_a_replica_that_is_away_is_named_while_others_serve() -> None:
     ill = ReplicaStatus(device="cuda:2", ready=False, failures=1, reason="was ended by SIGKILL; last lines:\nx")
     gone = ReplicaStatus(device="cuda:3", ready=False, failed_for_good=True)
     assert standing_lines(status(warm=True, replicas=[well, ill, gone])) == [
-        "replica cuda:2 is away and is being started: was ended by SIGKILL; last lines: x",
-        "replica cuda:3 is away for good: no reason given",
+        "replica cuda:2 is down and restarting: was ended by SIGKILL; last lines: x",
+        "replica cuda:3 is down for good: no reason given",
     ]
     assert standing_lines(status(replicas=[ill])) == []  # the engine as a whole is down, which is said elsewhere
 

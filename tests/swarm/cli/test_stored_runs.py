@@ -132,7 +132,7 @@ def test_the_hosted_model_is_not_taken_for_a_run_whose_checkpoints_are_gone(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["@3", "--to", "new"], "keeps no checkpoint of step 3; there are 0, 2, 4"),
+        (["@3", "--to", "new"], "has no checkpoint of step 3; it has 0, 2, 4"),
         (["@4", "--to", "."], "exists already"),
         (["@4", "--to", "new", "--adapter"], "it has no adapter"),
         (["x@4", "--to", "new"], "no run"),
@@ -241,7 +241,7 @@ def test_weights_of_another_device_are_not_expected_to_be_made_again(
     monkeypatch.setattr("swarm.engine.machine.why_no_gpu", lambda environ: "none here")
     asked = ["replay", stored.run_id, "--state-dir", str(copied.state_dir)]
     assert main([*asked, "--check"]) == 2
-    assert "the checkpoint of step 2 was made on cuda, and this replay trains on cpu" in capsys.readouterr().err
+    assert "the checkpoint of step 2 was made on cuda, but this replay trains on cpu" in capsys.readouterr().err
     lines = [json.loads(line) for line in said(capsys, *asked, "--steps", "2").splitlines()]
     assert [line.get("recorded_on") for line in lines] == [None, "cuda"]
     assert [line["step"] for line in replayed(capsys, copied, "--steps", "1")] == [1]  # nothing to compare
@@ -256,7 +256,7 @@ def test_a_replay_executes_the_functions_of_the_run_when_it_may_and_uses_as_many
         run = asyncio.run(stored_run(tmp_path / "state", tiny_llama, algorithm=mine))
     assert main(["replay", run.run_id, "--state-dir", str(run.state_dir)]) == 2
     assert (
-        "trained with functions of its own, which a replay executes: give --allow-algorithms" in capsys.readouterr().err
+        "uses its own algorithm functions, which a replay executes: pass --allow-algorithms" in capsys.readouterr().err
     )
     again = replayed(capsys, run, "--allow-algorithms", "--steps", "2")
     assert [line.get("as_recorded") for line in again] == [None, True]
@@ -264,7 +264,7 @@ def test_a_replay_executes_the_functions_of_the_run_when_it_may_and_uses_as_many
     newest.write_text(json.dumps(json.loads(newest.read_bytes()) | {"threads": 5}))
     asked = ["replay", run.run_id, "--state-dir", str(run.state_dir), "--allow-algorithms"]
     assert main([*asked, "--check"]) == 2
-    assert "step 2 was made on cpu with 3 threads, and this replay trains on cpu with 5" in capsys.readouterr().err
+    assert "step 2 was made on cpu with 3 threads, but this replay trains on cpu with 5" in capsys.readouterr().err
     lines = [json.loads(line) for line in said(capsys, *asked, "--steps", "2").splitlines()]
     assert [line.get("recorded_on") for line in lines] == [None, "cpu with 3 threads"]
 

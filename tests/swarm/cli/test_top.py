@@ -46,7 +46,7 @@ def test_what_cannot_be_watched_is_refused(swarm: Swarm) -> None:
 def test_without_a_terminal_nothing_is_drawn(swarm: Swarm) -> None:
     code, out, err = swarm("top", NOWHERE)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "there is no terminal to draw on; --once prints" in err
+    assert "swarm top needs a terminal; to print the state once" in err
 
 
 def test_families_are_shown(history: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ def test_sampled_tokens_are_marked_and_forks_and_texts_are_shown(history: dict[s
     assert "forked after" in out
     assert "(answer_edited)" in out
     assert out.count("⟦") == 4, "three calls and the legend"
-    assert "carries loss" in out
+    assert "has a loss" in out
     coloured = swarm("trace", history["trained"], "--color", "always")[1]
     assert "\x1b[1;32m" in coloured
     assert "⟦" not in coloured
@@ -37,7 +37,7 @@ def test_sampled_tokens_are_marked_and_forks_and_texts_are_shown(history: dict[s
 
 def test_an_episode_that_was_not_trained_says_why_no_token_carries_loss(history: dict[str, Any], swarm: Swarm) -> None:
     _, out, _ = swarm("trace", history["flat"])
-    assert "no loss on what it sampled: zero_variance" in out
+    assert "no loss on its sampled tokens: zero_variance" in out
     assert "⟨" in out
     _, out, _ = swarm("trace", history["aborted"])
     assert "KeyError: 'answer'" in out
@@ -51,8 +51,8 @@ def test_a_call_that_failed_on_the_servers_side_stands_out(history: dict[str, An
     trace.calls[-1] = call.model_copy(update=broken)
     trace.untrained[call.call_id] = "tainted"
     text = tokens_text(trace, colour=False)
-    assert "FAILED on the server's side, engine_down: ended by <SIGKILL>" in text
-    assert "no loss on what it sampled: tainted" in text
+    assert "FAILED because of the server, engine_down: ended by <SIGKILL>" in text
+    assert "no loss on its sampled tokens: tainted" in text
     shown = page(trace)
     assert 'class="fork failed"' in shown or 'class="failed"' in shown
     assert "engine_down: ended by &lt;SIGKILL&gt;" in shown

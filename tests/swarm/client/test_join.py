@@ -492,7 +492,7 @@ async def test_a_run_whose_groups_hold_no_pair_cannot_be_judged(echo_server: Ser
         process = joined(echo_server, "judge", "--task", "Repeat hello")
         out, err = await asyncio.to_thread(process.communicate, "", 120)
         assert (process.returncode, out) == (2, "")
-        assert "batch.group_size is 1, and a judge compares two episodes of one group" in err
+        assert "batch.group_size is 1, but a judge compares two episodes of one group" in err
         assert [entry async for entry in swarm.ledger(run_id=run.run_id)] == []
 
 

@@ -136,12 +136,12 @@ def test_people_restore_and_quarantine_with_commands(
             return run.run_id
 
     run_id = asyncio.run(train())
-    assert said("run", "restore", "0") == f"run {run_id} goes on from step 0 on branch 1\n"
+    assert said("run", "restore", "0") == f"run {run_id} continues from step 0 on branch 1\n"
     assert said("run", "quarantine", "v1", "--reason", "odd") == "client version v1 is quarantined\n"
-    assert "v11 is quarantined in advance: no train episode came with it yet; seen so far: v1\n" in said(
+    assert "v11 is quarantined in advance: no training episode has had this version yet; seen so far: v1\n" in said(
         "run", "quarantine", "v11"
     )
     assert "quarantined: odd" in said("run", "status")
-    assert "let in again" in said("run", "quarantine", "v1", "--lift")
+    assert "admitted again" in said("run", "quarantine", "v1", "--lift")
     report = json.loads(said("run", "status", "--json"))["run"]
     assert (report["branch"], report["step"], report["status"]) == (1, 0, "running")

@@ -64,7 +64,7 @@ def test_it_comes_nearer_to_its_teacher(tiny_llama: ModelFolder, tmp_path: Path)
 def test_layers_that_the_teacher_does_not_have_are_refused(
     layers: list[int], tiny_llama: ModelFolder, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="from 0 to 1, ascending and without repeats"):
+    with pytest.raises(ValueError, match="from 0 to 1, in ascending order without repeats"):
         distil(tiny_llama.path, tmp_path / "made", tmp_path, layers, BRIEF)
 
 
@@ -114,7 +114,7 @@ def test_what_the_making_says_is_told_and_its_failure_named(
     small: KnownModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="swarm.models")
-    with pytest.raises(ModelUnavailable, match=r"small-1m cannot be had .*distillation:"):
+    with pytest.raises(ModelUnavailable, match=r"small-1m is not available .*distillation:"):
         resolve("small-1m", cache=tmp_path)
     assert "6 to 15 min" in caplog.text
     assert small.distilled is not None

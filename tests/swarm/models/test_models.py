@@ -86,7 +86,7 @@ def test_what_makes_no_address_of_the_hub_is_refused(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("inner", ["", "cache"])
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, inner: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ModelUnavailable, match=r"^cannot write in .*/file.*; SWARM_MODELS names another folder$"):
+    with pytest.raises(ModelUnavailable, match=r"^cannot write to .*/file.*; set SWARM_MODELS to another folder$"):
         resolve("smollm2-135m", cache=tmp_path / "file" / inner)
 
 
@@ -159,7 +159,7 @@ def test_a_plan_takes_a_known_shape_where_the_model_is_not_here_and_else_the_mod
     found = resolve_to_plan("qwen/qwen3-4b", outlines, cache=cache)
     assert (found.name, found.path) == ("Qwen/Qwen3-4B", outlines)
     assert not cache.exists()
-    with pytest.raises(ModelUnavailable, match="cannot be had"):
+    with pytest.raises(ModelUnavailable, match="is not available"):
         resolve_to_plan("Qwen/Qwen3-5B", outlines, cache=cache)
     make_checkpoint(cache / "qwen--qwen3-4b")
     write_manifest(cache / "qwen--qwen3-4b", name="qwen--qwen3-4b", source="here")

@@ -114,7 +114,7 @@ def test_misspelt_fields_and_unknown_algorithms_are_refused() -> None:
         ({"batch": 3}, "batch: should be an object, got 3"),
         (
             {"sampling": {"temperature": 0.005}},
-            "calls that it draws so are not trained; give 0.01 or more, or 0 for a run that only evaluates",
+            "such calls could not be trained on; use 0.01 or more, or 0 for a run that only evaluates",
         ),
         (
             {"batch": {"group_size": 1}},
@@ -130,7 +130,7 @@ def test_a_refusal_says_what_should_be_there_and_what_was(spec: dict[str, Any], 
 
 def test_a_patch_to_a_temperature_that_trains_nothing_is_refused() -> None:
     assert [patched(run(), {"sampling": {"temperature": at}}).sampling.temperature for at in (0, 0.01)] == [0, 0.01]
-    with pytest.raises(Refusal, match=r"vLLM draws at 0\.01 where 1e-05 is asked for"):
+    with pytest.raises(Refusal, match=r"vLLM would sample at 0\.01 instead of 1e-05"):
         patched(run(), {"sampling": {"temperature": 1e-5}})
 
 
