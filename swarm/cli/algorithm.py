@@ -58,7 +58,7 @@ def _functions(given: str, role: str | None) -> list[tuple[str, str]]:
     if not known:
         which = f"which kind of function {name} is" if found else f"which functions of {path} to check"
         raise UsageError(
-            f"cannot tell {which}: end function names with advantage, loss or correction, or use --as with FILE.py:NAME"
+            f"cannot tell {which}: end function names with advantage, loss or correction, or give --as with FILE.py:NAME"
         )
     if role is not None and not found:
         raise UsageError("--as applies to a single function: name it as FILE.py:NAME")

@@ -180,7 +180,7 @@ class AlgorithmSpec(ClientModel):
         filled = {**registered(name).defaults, **data}
         correction = filled.get("importance_correction", "none")
         foreign = {
-            field: f"{user} does not use {field}, a field of {', '.join(others)}; omit it"
+            field: f"{user} does not use {field}, a field of {', '.join(others)}: leave it out"
             for field in data
             for user, others in _strangers(field, name, correction)
         }
@@ -199,7 +199,7 @@ class AlgorithmSpec(ClientModel):
         own = self.own_functions
         problems = {field: problem for field, (file, name) in own.items() if (problem := self._unfit(file, name))}
         for file in self.sources.keys() - {file for file, _ in own.values()}:
-            problems["sources"] = f"no field refers to {file!r}; omit it"
+            problems["sources"] = f"no field refers to {file!r}: leave it out"
         if problems:
             raise misfit(problems)
         return self

@@ -42,7 +42,7 @@ def test_a_failed_check_is_exit_code_one_and_a_strange_file_two(swarm: Swarm, mi
         (str(mine), "which functions"),
         (f"{mine}:nix", "give --as"),
         (f"{mine.parent / 'none.py'}", "cannot read"),
-        ("loss", "no FILE.py"),
+        ("loss", "neither FILE.py"),
     ):
         code, _, errors = swarm("algorithm", "check", given)
         assert (code, said in errors) == (2, True), errors
