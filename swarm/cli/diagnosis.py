@@ -27,7 +27,7 @@ ADVICE: dict[DropReason, str] = {
     DropReason.ABORTED: "the client aborted them; see the causes below",
     DropReason.EXPIRED: "the client stopped responding or took too long: raise idle_limit_s or max_episode_s, or renew the lease",
     DropReason.SERVER_RESTARTED: "they were open when the server restarted; their slots were offered again",
-    DropReason.STALE: "their weights were too old when their turn came: raise max_staleness, lower the concurrency, or make "
+    DropReason.STALE: "the weights that sampled them were too old when their turn came: raise max_staleness, lower the concurrency, or make "
     "episodes shorter",
     DropReason.ZERO_VARIANCE: "all rewards of the group were equal, so there was nothing to compare: use tasks of medium "
     "difficulty, raise the temperature or group_size, or give partial credit",
@@ -35,7 +35,8 @@ ADVICE: dict[DropReason, str] = {
     DropReason.NO_CALLS: "they ended without a recorded call: does the agent use the episode's base_url and api_key? If its requests "
     "were refused, `swarm ledger --detail` shows why",
     DropReason.TRUNCATED: "every call was cut off by max_tokens: raise sampling.max_tokens, or set algorithm.train_truncated",
-    DropReason.GREEDY: "every call used a temperature below 0.01, so nothing was sampled at random: omit it, or set it to 1",
+    DropReason.GREEDY: "every call used a temperature below 0.01, so nothing was sampled at random: leave the temperature "
+    "out, or set it to 1",
     DropReason.UNREPRODUCIBLE_SAMPLING: "they were sampled in a way that the trainer cannot recompute, but sampling.train asks for the "
     "exact distribution: omit vllm_xargs, logits_processors and watermarking, or set sampling.train to policy",
     DropReason.TEAM_ABORTED: "their team was not committed, so none of its episodes counts: read the client's last words",

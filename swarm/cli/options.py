@@ -98,7 +98,7 @@ def task_of(args: argparse.Namespace) -> Task:
     if unknown or not isinstance(document["metadata"], dict):
         meant = [guess for name in unknown if (guess := nearest(name, _TASK_FIELDS))]
         found = f", not {unknown[0]}" if unknown else ""
-        raise UsageError(f"a task has id, query and metadata (an object){found}", meant)
+        raise UsageError(f"a task may have only id, query and metadata (an object){found}", meant)
     if not str(document["id"]):
         raise UsageError("the task's id is empty; give one, or omit --task-id")
     return Task(id=str(document["id"]), query=str(document["query"]), metadata=document["metadata"])

@@ -20,7 +20,7 @@ _KIND = "eval episodes are not trained on (default train)"
 _MIX = "the task's family, if the run has a mix"
 _VERSION = "version of the client's code; episodes are only compared within a version (default 0)"
 _IDLE = "seconds without a call after which the lease expires (default 240)"
-RUN_AT = "STEP is that of an existing checkpoint, 0 (the hosted model) or 'best'"
+RUN_AT = "STEP is the step of an existing checkpoint, 0 (the hosted model) or 'best'"
 SCORER_S = 60.0
 TRACES_READ = 20
 JOIN_MODES = {
@@ -110,7 +110,9 @@ def _run(commands: _Commands) -> None:
     patch = _add(run, "patch", "runs:patch_run", "change tunable fields during the run")
     patch.add_argument("patch", nargs="?", metavar="PATCH", help="a merge patch as .json or .toml, or -")
     patch.add_argument("--run-id", metavar="RUN", help=NEWEST_RUN)
-    patch.add_argument("--if-version", type=int, metavar="N", help="only if this is the config version")
+    patch.add_argument(
+        "--if-version", type=int, metavar="N", help="apply the patch only if the config version is still N"
+    )
     _add_repeatable(patch, "--set", "PATH=VALUE", "as in optimizer.learning_rate=4e-5")
     stop = _add(run, "stop", "runs:stop_run", "drain, checkpoint and go idle")
     stop.add_argument("run_id", nargs="?", metavar="RUN", help=NEWEST_RUN)
@@ -201,10 +203,14 @@ def _episode_run(commands: _Commands) -> None:
         epilog="Exit codes: 0 the reward is stored, 1 failed, 2 bad usage, 3 the run is over, 4 not now (server or network; "
         "try again), 5 the lease is lost, 6 the attempt was lost because of the agent, the scorer or a time limit, 130 interrupted.",
     )
-    run.add_argument("agent", nargs="*", metavar="-- COMMAND", help="the agent; its standard output is its answer")
+    run.add_argument(
+        "agent", nargs="*", metavar="-- COMMAND", help="the agent's command; its standard output is the answer"
+    )
     run.add_argument("--task", metavar="ID", help=_TASK)
     run.add_argument(
-        "--scorer", metavar="COMMAND", help="reads the answer and prints a reward (or JSON) as its last line"
+        "--scorer",
+        metavar="COMMAND",
+        help="program that reads the answer and prints a reward (or JSON) as its last line",
     )
     run.add_argument("--run-id", metavar="RUN", help=NEWEST_RUN)
     run.add_argument("--kind", choices=("train", "eval"), default="train", help=_KIND)
@@ -304,7 +310,9 @@ def _trace(commands: _Commands) -> None:
     parser.add_argument(
         "--whole", action="store_true", help="show prompts in full even if they continue an earlier call"
     )
-    parser.add_argument("--logprobs", action="store_true", help="list the sampled tokens with logprob and weights")
+    parser.add_argument(
+        "--logprobs", action="store_true", help="list the sampled tokens with log-probability and step of the weights"
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained HTML page instead")
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     _add_connection(parser)

@@ -175,7 +175,7 @@ class Tries:
 
 
 def tries_of(entries: Iterable[LedgerEntry]) -> Tries:
-    """Return the attempts at one task that a client's earlier processes have used up, according to its ledger entries.
+    """Count the lost attempts at one task by a client's earlier processes, according to their ledger entries.
 
     Lost attempts that overlap in time count as one, because a single event may have ended them all.
     """

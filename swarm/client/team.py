@@ -243,7 +243,7 @@ class Team:
             try:
                 cause = (await episode.server.entry(episode.id, INFORM_PATIENCE)).cause
             except SwarmError as error:
-                log.info("cannot find out who lost episode %s: %s", episode.id, error)
+                log.info("cannot find out who is to blame for losing episode %s: %s", episode.id, error)
                 continue
             if cause is not None:
                 return cause

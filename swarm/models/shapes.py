@@ -45,7 +45,7 @@ def known_shape(name: str) -> str | None:
 
 
 def outline(known: str, folder: Path) -> ModelFolder:
-    """Write the files that an engine reads before it boots to an empty folder, without weights or a vocabulary.
+    """Fill an empty folder with the files that an engine reads before it boots, but without weights or a vocabulary.
 
     That is enough to plan memory.
     """

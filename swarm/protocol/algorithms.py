@@ -224,7 +224,7 @@ class AlgorithmSpec(ClientModel):
 
 
 def _strangers(field: str, name: str, correction: object) -> list[tuple[str, list[str]]]:
-    """Return the chosen algorithm or correction if it does not use the field, each with those that do; empty if the field is used."""
+    """Return those of the chosen algorithm and correction that do not accept the field, each with the ones that do."""
     found = []
     if not _is_used(field, name):
         found.append((name, [other for other in ALGORITHMS if _is_used(field, other)]))

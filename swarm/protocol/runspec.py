@@ -70,7 +70,7 @@ class BatchSpec(ClientModel):
     partial_groups: Literal["drop", "train"] = "train"
     """Whether to drop or train on a group whose patience ran out before all its slots were filled."""
     partial_min: Count = Field(default=None, validate_default=True)
-    """With `partial_groups: train`, the minimum number of ended episodes in a group. Default: 2, or 1 if group_size is 1."""
+    """With `partial_groups: train`, the minimum number of ended episodes that a group needs. Default: 2, or 1 if group_size is 1."""
     max_pool_episodes: Count = Field(default=None, validate_default=True)
     """Maximum number of episodes that may be ended or expected at the same time, not counting journaled batches. Once it is reached,
     no new group is opened. Default: 4096, or the episodes of two steps if that is more."""
