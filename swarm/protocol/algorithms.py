@@ -224,7 +224,7 @@ class AlgorithmSpec(ClientModel):
 
 
 def _strangers(field: str, name: str, correction: object) -> list[tuple[str, list[str]]]:
-    """Return those of the chosen algorithm and correction that do not accept the field, each with the ones that do."""
+    """Return the chosen algorithm or correction (or both) if it does not use the field, each with the names that do use it."""
     found = []
     if not _is_used(field, name):
         found.append((name, [other for other in ALGORITHMS if _is_used(field, other)]))
