@@ -17,7 +17,7 @@ from swarm.engine.seam import EngineError
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeviceName:
-    """One device: `cuda:1` is the second GPU that CUDA would find, `cpu:1` the second replica on this processor."""
+    """One device: `cuda:1` is the second GPU that CUDA would find, `cpu:1` the second replica on this CPU."""
 
     kind: Device
     index: int = 0
@@ -27,14 +27,14 @@ class DeviceName:
 
     @classmethod
     def parse(cls, text: str) -> DeviceName:
-        """`cpu` and `cuda` are the first of their kind. Raises: ValueError, in words for a person."""
+        """Parse a name such as `cuda:1`; `cpu` and `cuda` are the first of their kind. Raises: ValueError with a message for users."""
         kind, _, index = text.strip().partition(":")
         if kind not in get_args(Device) or not re.fullmatch(r"(:\d{1,4})?", text.strip()[len(kind) :]):
-            raise ValueError(f"{text.strip()!r} is no device: write cpu, cpu:1, cuda:0, cuda:1, ...")
+            raise ValueError(f"{text.strip()!r} is not a device: write cpu, cpu:1, cuda:0, cuda:1, ...")
         return cls(cast("Device", kind), int(index or 0))
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Environment that makes this the only GPU visible to a child; empty for a CPU. environ: our own."""
+        """Return the variables that make this the only GPU a child process sees; empty for a CPU. `environ` is our own environment."""
         if self.kind == "cpu":
             return {}
         visible = visible_gpus(environ)
@@ -43,7 +43,7 @@ class DeviceName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where the trainer and the replicas compute, all on devices of one kind. Raises: ValueError, in words for a person."""
+    """The devices of the trainer and the replicas, all of one kind. Raises: ValueError with a message for users."""
 
     trainer: DeviceName
     inference: tuple[DeviceName, ...]
@@ -53,18 +53,18 @@ class Layout:
             raise ValueError("inference needs a device")
         twice = next((device for device in self.inference if self.inference.count(device) > 1), None)
         if twice is not None:
-            raise ValueError(f"inference has {twice} twice: a replica needs a device of its own, so name each once")
+            raise ValueError(f"inference names {twice} twice: each replica needs its own device")
         if len({device.kind for device in self.all}) > 1:
-            raise ValueError("the trainer and inference compute on one kind of device: name CPUs alone, or GPUs alone")
+            raise ValueError("the trainer and inference need the same kind of device: name only CPUs, or only GPUs")
 
     @classmethod
     def one(cls, kind: Device) -> Layout:
-        """The trainer and one replica, both on the first device of this kind."""
+        """Return the layout with the trainer and one replica on the first device of this kind."""
         return cls(trainer=DeviceName(kind), inference=(DeviceName(kind),))
 
     @property
     def all(self) -> tuple[DeviceName, ...]:
-        """The trainer's device, then those of the replicas; a shared device occurs twice."""
+        """The trainer's device, then the replicas' devices; a shared device occurs twice."""
         return (self.trainer, *self.inference)
 
     @property
@@ -73,7 +73,7 @@ class Layout:
 
     @property
     def shared(self) -> bool:
-        """Whether the trainer and the only replica share one device."""
+        """True if the trainer and the only replica share one device."""
         return self.inference == (self.trainer,)
 
     def __str__(self) -> str:
@@ -82,11 +82,11 @@ class Layout:
         return f"trainer {self.trainer}, inference {' '.join(map(str, self.inference))}"
 
     def require(self, environ: Mapping[str, str]) -> None:
-        """Raises: EngineError for a device that this machine does not have."""
+        """Check that this machine has every device of the layout. Raises: EngineError."""
         if self.kind == "cuda" and (reason := why_no_gpu(environ)) is not None:
             raise EngineError(f"there is no {self.trainer}: {reason}")
         there = cores() if self.kind == "cpu" else count_gpus(environ)  # a CPU counts one per core
         for device in self.all:
             if device.index >= there:
-                what = "cores for replicas" if self.kind == "cpu" else "GPUs that may be used"
+                what = "cores for replicas" if self.kind == "cpu" else "usable GPUs"
                 raise EngineError(f"there is no {device}: this machine has {there} {what}, counted from {self.kind}:0")

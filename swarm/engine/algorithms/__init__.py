@@ -1,7 +1,8 @@
-"""The algorithms, one file each, with source and equation: how rewards become advantages, and how a token is priced.
+"""The training algorithms, one per file, each with its source and equations: how rewards become advantages, and what each token's loss
+is.
 
-Each file has the name under which `swarm.protocol.algorithms` registers its algorithm. These files import no torch at run
-time, so that engines without torch can use them. Only `own` and `functions` do; they are imported if a run has users' functions.
+Each file is named as `swarm.protocol.algorithms` registers its algorithm. Engines without torch can use these files, because they
+import no torch at run time. The exceptions are `own` and `functions`, which are imported only for runs with users' functions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from swarm.protocol.algorithms import AlgorithmSpec
 
 
 def algorithm_of(spec: AlgorithmSpec) -> Algorithm:
-    """The algorithm that the spec names, with its fields."""
+    """Return the algorithm that the spec names, with its fields."""
     own = spec.own_functions
     kind: type[Algorithm] = _own().OwnAdvantage if "name" in own else _built_in(spec.name)
     return (_own().with_own_loss(kind) if "loss" in own else kind)(spec)
@@ -28,21 +29,21 @@ def over_numbers(
     calls: Sequence[tuple[str, int]],
     episodes: Episodes,
 ) -> dict[str, list[float]]:
-    """`Algorithm.over_update` for engines without tensors; returns the added facts by name.
+    """Run `Algorithm.over_update` for engines without tensors; return the added facts by name.
 
-    facts: facts of the tokens, with their current log-probabilities as `logp_N`. Raises: TrainingRefused.
+    `facts` has the facts of the tokens, with their current log-probabilities as `logp_N`. Raises: TrainingRefused.
     """
     found: dict[str, list[float]] = _own().over_numbers(algorithm, facts, calls, episodes)
     return found
 
 
 def _own() -> Any:
-    """The module `own`, which imports torch."""
+    """Return the module `own`, which imports torch."""
     return import_module(f"{__name__}.own")
 
 
 def _built_in(name: str) -> type[Algorithm]:
-    """The one class in the file of this name."""
+    """Return the only class in the file of this name."""
     module = import_module(f"{__name__}.{name}")
     classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Algorithm)]
     (own,) = (each for each in classes if each.__module__ == module.__name__)

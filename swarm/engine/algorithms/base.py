@@ -1,7 +1,7 @@
-"""Base of all algorithms: turn rewards into advantages, and compute each token's loss from its facts.
+"""Base class of all algorithms: turns rewards into advantages, and computes each token's loss from its facts.
 
-It holds the clipped surrogate and the KL and entropy terms; subclasses override what differs. `corrections` has importance corrections.
-Suffix of tensors: U uses (sampled tokens of trained calls).
+It implements the clipped surrogate and the KL and entropy terms; subclasses override what differs. Importance corrections are in
+`corrections`. Tensor suffix U: uses, i.e. sampled tokens of trained calls.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class Algorithm(ABC):
     """One algorithm with its fields.
 
-    has_critic: advantages need values. couples_calls: a token's ratio depends on all tokens of its call, so that
-    `call_gap_U` is needed once the weights have moved. reads_tokens: advantages depend on the tokens' log-probabilities.
+    has_critic: advantages need a critic's values.
+    couples_calls: a token's ratio depends on all tokens of its call, so the loss needs `call_gap_U` once the weights have moved.
+    reads_tokens: advantages depend on the tokens' log-probabilities.
     """
 
     has_critic: ClassVar[bool] = False
@@ -38,61 +39,63 @@ class Algorithm(ABC):
 
     @property
     def rewards_alone(self) -> bool:
-        """Whether a token with advantage 0 has no part in the loss, and advantages follow from the rewards alone."""
+        """True if advantages depend only on rewards, and a token with advantage 0 adds nothing to the loss."""
         return not (self.spec.kl or self.spec.entropy or self.has_critic)
 
     @property
     def credits_tokens(self) -> bool:
-        """Whether advantages need the trainer's pass over the tokens first: use `credit` instead of `outcomes`."""
+        """True if advantages can be computed only after the trainer has read the tokens; then call `credit`, not `outcomes`."""
         return self.has_critic or self.penalises
 
     @property
     def penalises(self) -> bool:
-        """Whether the KL penalty is subtracted from the rewards."""
+        """True if the KL penalty is subtracted from the rewards."""
         return self.spec.kl > 0 and self.spec.kl_in == "reward"
 
     @property
     def of_updates(self) -> bool:
-        """Whether a token's loss depends on all tokens of its update; then call `over_update` before each update."""
+        """True if a token's loss depends on all tokens of its update; then call `over_update` before each update."""
         return self.correction.of_updates
 
     # -- advantages ---------------------------------------------------------------------------------------------------
 
     def shaped(self, reward: float, longest: int, limit: int) -> float:
-        """The reward after shaping. longest: tokens of the longest answer; limit: most tokens allowed in an answer."""
+        """Return the shaped reward. `longest` is the token count of the longest answer, `limit` the maximum for an answer."""
         return reward
 
     @abstractmethod
     def outcomes(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """One advantage per trajectory of a batch, from rewards alone."""
+        """Return one advantage per trajectory of a batch, computed only from rewards."""
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Credit]:
-        """Advantages of all tokens of a batch, including penalties and the critic's values."""
+        """Return each trajectory's token advantages, including penalties and the critic's values."""
         net = [trajectory.net for trajectory in trajectories]
         return [
             Credit(advantages=[advantage] * trajectory.tokens)
             for advantage, trajectory in zip(self.outcomes(net), net, strict=True)
         ]
 
-    # -- the price of a token -------------------------------------------------------------------------------------------
+    # -- the loss of a token --------------------------------------------------------------------------------------------
 
     def over_update(self, update: Update) -> TokenFacts:
-        """The facts of an update's tokens, plus those that `loss` needs about the whole update. Raises: TrainingRefused."""
+        """Return the update's facts, plus those that `loss` needs about the whole update. Raises: TrainingRefused."""
         return self.correction.over_update(update)
 
     def loss(self, logp_U: Tensor, entropy_U: Tensor, facts: TokenFacts) -> Tensor:
-        """The quantity minimised: a scalar, the weighted sum over these uses."""
+        """Return the loss to minimise: a scalar, the weighted sum over these uses."""
         spec, loss_U = self.spec, self.surrogate(logp_U, facts)
         if spec.kl and not self.penalises:
             if facts.start_U is None:
-                raise ValueError("a loss with kl > 0 needs the start weights' log-probabilities")
+                raise ValueError(
+                    "a loss with kl > 0 needs start_U, the log-probabilities under the run's first weights"
+                )
             loss_U = loss_U + spec.kl * kl_to_start(logp_U, facts.start_U)
         if spec.entropy:
             loss_U = loss_U - spec.entropy * entropy_U
         return (loss_U * facts.weight_U).sum()
 
     def surrogate(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Policy loss of each use, with the importance correction."""
+        """Return the policy loss of each use, including the importance correction."""
         gain_U = self.gain(logp_U, facts)
         correction_U = self.correction.weights(old(logp_U, facts), facts)
         if correction_U is not None:
@@ -100,23 +103,22 @@ class Algorithm(ABC):
         return -gain_U
 
     def gain(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Gain of each use: min(r A, clip(r, 1 - low, 1 + high) A). Schulman et al. 2017 (arXiv
-        1707.06347), eq. 7."""
+        """Return the gain of each use: min(r A, clip(r, 1 - low, 1 + high) A). Schulman et al. 2017 (arXiv 1707.06347), eq. 7."""
         ratio_U = self.ratio(logp_U, facts)
         kept_U = ratio_U.clamp(1 - self.spec.clip_low, 1 + self.spec.clip_high)
         return (ratio_U * facts.advantage_U).minimum(kept_U * facts.advantage_U)
 
     def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Which uses get no gradient because their ratio left the clip range."""
+        """Return which uses get no gradient because their ratio left the clip range."""
         ratio_U = self.ratio(logp_U, facts)
         above = (ratio_U > 1 + self.spec.clip_high) & (facts.advantage_U > 0)
         below = (ratio_U < 1 - self.spec.clip_low) & (facts.advantage_U < 0)
         return above | below
 
     def ratio(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Current over old probability."""
+        """Return the current probability divided by the old one."""
         return ratio(logp_U, old(logp_U, facts))
 
     def value_loss(self, value_U: Tensor, facts: TokenFacts) -> Tensor:
-        """The critic's own loss, a scalar; for algorithms that have one."""
+        """Return the critic's loss, a scalar. Only algorithms with a critic implement it."""
         raise TypeError(f"{self.spec.name} has no critic")

@@ -1,6 +1,6 @@
-"""Test a user's own function on random ragged tokens before a run relies on it.
+"""Test a user's function on random tokens, in calls of different lengths, before a run relies on it.
 
-Suffixes of tensors: N tokens, E episodes.
+Tensor suffixes: N tokens, E episodes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from swarm.protocol.algorithms import AlgorithmSpec
 _STEP = 1e-6
 """Step size of finite differences, in double precision."""
 _CLOSE = 1e-5
-"""Allowed error of a gradient against finite differences, relative to its largest entry."""
+"""Maximum error of a gradient, relative to the largest finite difference."""
 _SAME = 1e-8
 _FAR = 100.0
-"""An extreme log-ratio, as long runs do produce."""
+"""An extreme log-ratio, such as long runs do produce."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A token. key: its identity, whatever the order. gap: log-ratio of now to before; mismatch: of before to sampled."""
+    """A random token. `key` identifies it in any order. `gap` is the current minus the old log-probability, `mismatch` the old minus
+    the sampled one."""
 
     key: int
     old: float
@@ -57,7 +58,8 @@ _Groups = list[list[_Episode]]
 
 
 def check_function(spec: AlgorithmSpec, field: str, *, detached: bool = False, seed: int = 0) -> list[Check]:
-    """Run all checks on the function named in `field` of the spec. detached: do not compare a loss with finite differences."""
+    """Run all checks on the function that `field` of the spec names. `detached` skips comparing the loss's gradient with finite
+    differences."""
     function, chance = OwnFunction(spec, field), random.Random(seed)
     groups = _groups(chance)
     found = [_runs(function, spec, chance)]
@@ -69,13 +71,13 @@ def check_function(spec: AlgorithmSpec, field: str, *, detached: bool = False, s
         *_padding(function, spec, groups, chance),
     ]
     if field != "loss":
-        untouched = "no gradient flows through it: the trainer takes what it returns as constants"
+        untouched = "does not apply: the trainer treats the function's results as constants"
         return [
             *found,
             Check(check="gradient", passed=None, detail=untouched),
             _extremes(function, spec, groups, loss=False),
         ]
-    gradient = Check(check="gradient", passed=None, detail="left out (--detached)")
+    gradient = Check(check="gradient", passed=None, detail="skipped (--detached)")
     return [
         *found,
         gradient if detached else _gradient(function, spec, groups),
@@ -87,7 +89,7 @@ def check_function(spec: AlgorithmSpec, field: str, *, detached: bool = False, s
 
 
 def _runs(function: OwnFunction, spec: AlgorithmSpec, chance: random.Random) -> Check:
-    """Check that it runs on batches of several shapes, including one token and equal rewards."""
+    """Check that the function runs on batches of several shapes, including a single token and equal rewards."""
     token = _token(chance, 0)
     shapes = [*(_groups(chance) for _ in range(3)), [[_Episode(1.0, [[token]])]], [[_Episode(0.5, [[token]])] * 2]]
     try:
@@ -97,7 +99,9 @@ def _runs(function: OwnFunction, spec: AlgorithmSpec, chance: random.Random) -> 
     except TrainingRefused as error:
         return Check(check="runs", passed=False, detail=str(error))
     return Check(
-        check="runs", passed=True, detail="one finite number per token, also for one token and for equal rewards"
+        check="runs",
+        passed=True,
+        detail="returns one finite number per token, even for a single token and for equal rewards",
     )
 
 
@@ -110,26 +114,26 @@ def _deterministic(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups) 
     return Check(
         check="deterministic",
         passed=same,
-        detail="" if same else "the same tokens gave other numbers: a replay would differ",
+        detail="" if same else "the same tokens gave different numbers: a replay would differ",
     )
 
 
 def _order(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups, chance: random.Random) -> Check:
     mixed = [chance.sample(group, len(group)) for group in chance.sample(groups, len(groups))]
     far = _distance(_answers(function, groups, spec), _answers(function, mixed, spec))
-    why = "it depends on the order of episodes and groups, which is no property of a batch"
+    why = "the result depends on the order of episodes and groups, which is arbitrary"
     return Check(check="order", passed=far <= _SAME, detail="" if far <= _SAME else f"{why} (by up to {far:.2g})")
 
 
 def _padding(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups, chance: random.Random) -> Iterator[Check]:
-    """Check that neither the presence nor the content of untrained tokens changes the result."""
+    """Check that neither the presence nor the values of untrained tokens change the result."""
     bare = _answers(function, groups, spec)
     padded = [_answers(function, _with_padding(groups, random.Random(chance.random())), spec) for _ in range(2)]
     far = _distance(padded[0], padded[1])
-    why = "what untrained tokens hold changes others: leave out tokens where mask_N is False"
+    why = "the values of untrained tokens change other tokens' results: leave out tokens where mask_N is False"
     yield Check(check="mask", passed=far <= _SAME, detail="" if far <= _SAME else f"{why} (by up to {far:.2g})")
     far = _distance(bare, padded[0])
-    why = "untrained tokens count: leave out tokens where mask_N is False"
+    why = "untrained tokens affect the result: leave out tokens where mask_N is False"
     yield Check(check="padding", passed=far <= _SAME, detail="" if far <= _SAME else f"{why} (by up to {far:.2g})")
 
 
@@ -156,7 +160,7 @@ def _gradient(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups) -> Ch
     wrong = int((far_N > _CLOSE).sum())
     if not wrong:
         return Check(check="gradient", passed=True, detail=f"finite differences within {float(far_N.max()):.1g}")
-    why = "if the loss detaches a part of itself on purpose, give --detached"
+    why = "if the loss detaches part of itself on purpose, pass --detached"
     return Check(
         check="gradient",
         passed=False,
@@ -165,7 +169,7 @@ def _gradient(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups) -> Ch
 
 
 def _extremes(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups, *, loss: bool) -> Check:
-    """Check log-ratios whose exponential leaves the range of single precision."""
+    """Check the function on log-ratios whose exponential overflows single precision."""
     far = [
         [
             _Episode(
@@ -184,18 +188,20 @@ def _extremes(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups, *, lo
     ]
     tokens, _ = _tokens(far, spec, torch.float32)
     logp_N = tokens.logp_N.clone().requires_grad_(loss)
-    advice = "clamp log-ratios before they are exponentiated, as `(a - b).clamp(max=30.0).exp()`"
+    advice = "clamp log-ratios before exponentiating them, e.g. `(a - b).clamp(max=30.0).exp()`"
     try:
         answer_N = function(replace(tokens, logp_N=logp_N))
     except TrainingRefused:
-        return Check(check="extremes", passed=False, detail=f"not finite where a log-ratio is {_FAR:g}: {advice}")
+        return Check(
+            check="extremes", passed=False, detail=f"the result is not finite where a log-ratio is {_FAR:g}: {advice}"
+        )
     if loss and answer_N.requires_grad:
         (slope_N,) = torch.autograd.grad(answer_N.sum(), logp_N)
         if not bool(slope_N.isfinite().all()):
             return Check(
                 check="extremes",
                 passed=False,
-                detail=f"its gradient is not finite where a log-ratio is {_FAR:g}: {advice}",
+                detail=f"the gradient is not finite where a log-ratio is {_FAR:g}: {advice}",
             )
     return Check(check="extremes", passed=True)
 
@@ -242,7 +248,7 @@ def _with_padding(groups: _Groups, chance: random.Random) -> _Groups:
 
 
 def _answers(function: OwnFunction, groups: _Groups, spec: AlgorithmSpec) -> dict[int, float]:
-    """The function's result for each trained token, by key."""
+    """Return the function's result for each trained token, by key."""
     tokens, keys = _tokens(groups, spec)
     said = function(tokens).detach().tolist()
     return {key: value for key, value, trained in zip(keys, said, tokens.mask_N.tolist(), strict=True) if trained}
@@ -254,7 +260,7 @@ def _distance(one: dict[int, float], other: dict[int, float]) -> float:
 
 
 def _tokens(groups: _Groups, spec: AlgorithmSpec, dtype: torch.dtype = torch.float64) -> tuple[Tokens, list[int]]:
-    """The `Tokens` that a function gets, and the key of each token."""
+    """Return the `Tokens` that the function gets, and each token's key."""
     episodes = [(number, episode) for number, group in enumerate(groups) for episode in group]
     calls = [(at, call) for at, (_, episode) in enumerate(episodes) for call in episode.calls]
     placed = [(number, at, token) for number, (at, call) in enumerate(calls) for token in call]

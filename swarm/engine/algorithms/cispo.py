@@ -1,7 +1,7 @@
 """CISPO: the ratio is clipped as a weight, so that no token loses its gradient.
 
-L = -sg[clip(r_t, 1 - low, 1 + high)] A log p(y_t), averaged over all tokens; low 1 leaves the ratio without a lower bound.
-Source: MiniMax 2025, MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5; it gives no upper bound, 1 + 4 is this file's choice.
+L = -sg[clip(r_t, 1 - low, 1 + high)] A log p(y_t), averaged over all tokens; with low = 1 the ratio has no lower bound.
+Source: MiniMax 2025, MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5. The paper gives no upper bound; 1 + 4 is our choice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Cispo(Grpo):
-    """The value of its loss has no meaning; only the gradient has."""
+    """Only the gradient of this loss has a meaning, not its value."""
 
     def gain(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
         ratio_U = self.ratio(logp_U, facts).detach()
@@ -24,6 +24,6 @@ class Cispo(Grpo):
         return weight_U * facts.advantage_U * logp_U
 
     def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Which uses had their weight clipped."""
+        """Return which uses had their weight clipped."""
         ratio_U = self.ratio(logp_U, facts)
         return (ratio_U > 1 + self.spec.clip_high) | (ratio_U < 1 - self.spec.clip_low)

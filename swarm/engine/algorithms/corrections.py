@@ -1,7 +1,8 @@
 """Importance corrections: weights for tokens whose sampled probability differs from the one that the trainer computes.
 
 The ratio is the trainer's probability before the step divided by the recorded one, for a token or for its whole call (the
-product over its tokens). Weights are constants: no gradient flows through them. Suffix of tensors: U uses (sampled tokens of trained calls).
+product over its tokens). Weights are constants: no gradient flows through them. Tensor suffix U: uses, i.e. sampled tokens of
+trained calls.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 
 class Correction(ABC):
-    """One correction with its bounds. whole_calls: it needs `rollout_gap_U`. of_updates: it needs `over_update` before each update."""
+    """One correction with its bounds.
+
+    whole_calls: the correction needs `rollout_gap_U`.
+    of_updates: the correction needs `over_update` before each update.
+    """
 
     whole_calls: ClassVar[bool] = False
     of_updates: ClassVar[bool] = False
@@ -31,23 +36,24 @@ class Correction(ABC):
 
     @abstractmethod
     def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor | None:
-        """Factor on each token's gain; None: no correction. before_U: log-probabilities before the step."""
+        """Return the factor on each token's gain, or None for no correction. `before_U` has the log-probabilities before the step."""
 
     def over_update(self, update: Update) -> TokenFacts:
-        """The facts of an update's tokens, plus those that `weights` needs about the whole update."""
+        """Return the update's facts, plus those that `weights` needs about the whole update."""
         return update.facts
 
     def ratio(self, before_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Trainer's probability divided by the sampler's."""
+        """Return the trainer's probability divided by the sampler's."""
         if not self.whole_calls:
             return ratio(before_U, facts.recorded_U)
         if facts.rollout_gap_U is None:
-            raise ValueError("a correction by whole calls needs their log-ratios")
+            raise ValueError("a correction of whole calls needs rollout_gap_U, their log-ratios")
         return exponential(facts.rollout_gap_U)
 
 
 class Uncorrected(Correction):
-    """Weights only tokens that were drawn from a different distribution than is trained, whatever the spec says."""
+    """Weight 1 for every token, except those sampled from a distribution other than the one trained: these always get min(ratio,
+    limit)."""
 
     def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor | None:
         if facts.off_policy_U is None:
@@ -64,7 +70,7 @@ class Truncated(Correction):
 
 
 class TruncatedCall(Truncated):
-    """The same with the ratio of the whole call. Source: Liu et al. 2025, "When Speed Kills Stability" (Seq-TIS)."""
+    """As `Truncated`, with the ratio of the whole call. Source: Liu et al. 2025, "When Speed Kills Stability" (Seq-TIS)."""
 
     whole_calls = True
 
@@ -72,9 +78,9 @@ class TruncatedCall(Truncated):
 class Masked(Correction):
     """w = ratio where floor <= ratio <= limit, else 0: tokens that differ too much are not trained.
 
-    With a floor it is IcePop's M(k) = k if alpha <= k <= beta else 0 (Zhao et al. 2025, "Small Leak Can Sink a Great Ship"; Ling
-    Team 2025, arXiv 2510.18855); without, masked importance sampling of tokens (Liu et al. 2025, "When Speed Kills Stability":
-    Token-MIS). verl: `rollout_is_threshold: "0.5_5.0"`; TRL: `vllm_importance_sampling_mode: token_mask`.
+    With a floor, this is IcePop's M(k) = k if alpha <= k <= beta else 0 (Zhao et al. 2025, "Small Leak Can Sink a Great Ship"; Ling
+    Team 2025, arXiv 2510.18855). Without one, it is masked importance sampling of tokens (Liu et al. 2025, "When Speed Kills
+    Stability": Token-MIS). verl: `rollout_is_threshold: "0.5_5.0"`; TRL: `vllm_importance_sampling_mode: token_mask`.
     """
 
     def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor:
@@ -83,7 +89,7 @@ class Masked(Correction):
 
 
 class MaskedCall(Masked):
-    """The same with the ratio of the whole call (Seq-MIS; TRL: `sequence_mask`): a call is trained whole, or not at all."""
+    """As `Masked`, with the ratio of the whole call (Seq-MIS; TRL: `sequence_mask`): a call is trained completely or not at all."""
 
     whole_calls = True
 
@@ -99,7 +105,7 @@ _CORRECTIONS: Mapping[str, type[Correction]] = {
 
 
 def correction_of(spec: AlgorithmSpec) -> Correction:
-    """The correction that the spec names, with its bounds."""
+    """Return the correction that the spec names, with its bounds."""
     if "importance_correction" in spec.own_functions:
         found: Correction = import_module("swarm.engine.algorithms.own").OwnCorrection(spec)
         return found

@@ -1,9 +1,9 @@
-"""DAPO: GRPO with a higher upper clip, batches of groups with differences, a loss over tokens, and soft overlong punishment.
+"""DAPO: GRPO with a higher upper clip, batches of groups whose rewards differ, a loss over tokens, and soft overlong punishment.
 
-Clip-higher: clip(r_t, 1 - 0.2, 1 + 0.28). Token-level loss: mean over all trained tokens. Dynamic sampling: batch rule
-`informative_tasks`, the default of a RunSpec with this algorithm. Overlong shaping, with L the limit and C the buffer:
-R(y) = 0 for |y| <= L - C, ((L - C) - |y|) / C beyond, at least -1, added to the reward. Source: Yu et al. 2025 (arXiv
-2503.14476), eq. 8 to 13.
+Clip-higher: clip(r_t, 1 - 0.2, 1 + 0.28). Token-level loss: mean over all trained tokens. Dynamic sampling: the batch rule
+`informative_tasks`, which is the default for this algorithm. Overlong shaping adds R(y) to the reward. With limit L and buffer C,
+R(y) = 0 for |y| <= L - C, and max(-1, ((L - C) - |y|) / C) for longer answers. Source: Yu et al. 2025 (arXiv 2503.14476),
+eq. 8 to 13.
 """
 
 from __future__ import annotations

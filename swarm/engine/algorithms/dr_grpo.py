@@ -13,7 +13,7 @@ from swarm.engine.algorithms.rewards import Trajectory, group_relative, within_g
 
 
 class DrGrpo(Algorithm):
-    """The constant divisor is its default `loss_agg`."""
+    """Group-relative advantages without division by the standard deviation. The constant divisor comes from its default `loss_agg`."""
 
     def outcomes(self, trajectories: Sequence[Trajectory]) -> list[float]:
         return within_groups(trajectories, lambda rewards: group_relative(rewards, "none"))

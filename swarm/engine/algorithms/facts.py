@@ -1,6 +1,6 @@
-"""Facts about a token that its loss depends on, and the arithmetic of ratios.
+"""The facts about a token that determine its loss, and functions for ratios.
 
-Suffix of tensors: U uses (sampled tokens of trained calls).
+Tensor suffix U: uses, i.e. sampled tokens of trained calls.
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ if TYPE_CHECKING:
 
 
 _MAX_GAP = 30.0
-"""Log-ratios are clipped to this, so that no exponential overflows."""
+"""Upper limit for log-ratios, so that their exponentials do not overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFacts:
-    """Constants of the loss, per use. Log-probabilities are after temperature.
+    """The constants in a token's loss. Log-probabilities are after temperature. A fact is None if it was not computed or does not
+    exist.
 
-    place: the use's index among the sampled tokens of all calls of the minibatch, concatenated.
-    recorded: by the sampler. old: by the trainer, before the step; None: the current ones, so that the ratio is one.
-    start: under the run's first weights. value: by the critic, before the step. target: what its value should have been.
-    call_gap: mean of current - old over the call's tokens, under the weights that are about to be trained.
-    entropy: of the token's distribution, before the step. correction, price and slope: results of a user's own functions over the
-    whole update: the token's importance weight, its loss, and the derivative of the update's loss by the token's log-probability,
-    divided by its weight in that loss.
-    rollout_gap: sum of old - recorded over the call's tokens. off_policy: 1 where the token was drawn from a different distribution
-    than is trained (`sampling.train` is policy), else 0. A fact is None if it was not computed or does not exist.
+    place: index of the use among the sampled tokens of all calls of the minibatch, concatenated.
+    recorded: log-probability recorded by the sampler.
+    old: log-probability computed by the trainer before the step; None stands for the current one, so that the ratio is one.
+    start: log-probability under the run's first weights.
+    value: the critic's value before the step; `target` is the value it should have given.
+    call_gap: mean of current - old over the call's tokens, under the weights about to be trained.
+    rollout_gap: sum of old - recorded over the call's tokens.
+    off_policy: 1 where the token was sampled from a distribution other than the one trained (`sampling.train` is policy), else 0.
+    entropy: entropy of the token's distribution before the step.
+    correction, price, slope: results of a user's functions over the whole update: the token's importance weight, its loss, and the
+        derivative of the update's loss with respect to the token's log-probability, divided by the token's weight in that loss.
     """
 
     advantage_U: Tensor
@@ -57,7 +60,7 @@ def old(logp_U: Tensor, facts: TokenFacts) -> Tensor:
 
 
 def kl_to_start(logp_U: Tensor, start_U: Tensor) -> Tensor:
-    """The k3 estimate of KL(current, start) from tokens of the current weights; never negative.
+    """Estimate KL(current, start) with k3 from tokens sampled with the current weights; never negative.
 
     Source: Schulman 2020, "Approximating KL divergence".
     """
@@ -70,12 +73,12 @@ def ratio(logp_U: Tensor, before_U: Tensor) -> Tensor:
 
 
 def nothing_clipped(logp_U: Tensor) -> Tensor:
-    """`Algorithm.clipped` where there is no clip range."""
-    return logp_U.exp() < 0.0  # a comparison, as the echo engine has no tensors
+    """Return False for every use: `Algorithm.clipped` for algorithms without a clip range."""
+    return logp_U.exp() < 0.0  # a comparison also works in the echo engine, which has no tensors
 
 
 def excess(logp_U: Tensor, before_U: Tensor) -> Tensor:
-    """How far the ratio is above one."""
+    """Return the ratio minus one."""
     return (logp_U - before_U).clamp(max=_MAX_GAP).expm1()
 
 

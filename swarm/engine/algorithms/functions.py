@@ -1,8 +1,8 @@
-"""Users' own functions, whose source a run's spec holds: their arguments, and how we call them.
+"""Users' functions, whose source is part of a run's spec: their arguments, and how we call them.
 
-Each takes only `Tokens` and returns one number per token. Its source is executed anew for every call, so it keeps no state
-between calls and a replay repeats the run. Suffixes of tensors: N tokens, calls concatenated; E episodes of the batch, one
-entry per agent in them; X any.
+Each takes only `Tokens` and returns one number per token. Its source is executed afresh for every call, so that it keeps no state
+between calls and a replay repeats the run. Tensor suffixes: N tokens, calls concatenated; E episodes of the batch, with
+one entry per agent; X any.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ from swarm.protocol.algorithms import AlgorithmSpec
 class Tokens:
     """The sampled tokens that are trained together, on the CPU. Log-probabilities are after temperature.
 
-    An advantage gets the whole batch; a loss and an importance correction get one update (a minibatch). A token is not trained
-    where mask_N is False: it must not affect the results of other tokens, and its own result is ignored.
+    An advantage function gets the whole batch; a loss or an importance correction gets one update (a minibatch). Where mask_N is False,
+    the token is not trained: it must not affect the results of other tokens, and its own result is ignored.
     """
 
     logp_N: Tensor
-    """Under the current weights. A loss gets its gradient through it; before a step's first update it equals old_logp_N."""
+    """Log-probability under the current weights. A loss gets its gradient through it. Before a step's first update it equals
+    old_logp_N."""
     old_logp_N: Tensor
-    """Computed by the trainer with the weights before the step."""
+    """Log-probability computed by the trainer with the weights before the step."""
     sampled_logp_N: Tensor
-    """Recorded by the sampler when it drew the token."""
+    """Log-probability recorded by the sampler."""
     entropy_N: Tensor
-    """Entropy of the distribution that the token was drawn from, under the weights before the step, in nats."""
+    """Entropy of the distribution that the token was sampled from, under the weights before the step, in nats."""
     mask_N: Tensor
     """bool: whether the token is trained. Engines pass only trained tokens; `swarm algorithm check` also passes others."""
     advantage_N: Tensor
     """Advantages; 0 when the function itself computes the advantage."""
     call_N: Tensor
-    """int64: number of the call that sampled the token."""
+    """int64: index of the call that sampled the token."""
     episode_N: Tensor
-    """int64: which of the E episodes the token belongs to."""
+    """int64: index of the token's episode among the E episodes."""
     reward_E: Tensor
     """Reward after shaping; for an advantage function, minus the penalty of `kl_in: reward`."""
     group_E: Tensor
-    """int64: number of the group. Episodes of one task, by one agent, are a group."""
+    """int64: index of the episode's group. A group is all episodes of one task by one agent."""
     settings: AlgorithmSpec
     """The fields of the run's algorithm: clip_low, clip_high, importance_limit and so on."""
 
@@ -60,9 +61,10 @@ class Tokens:
 
 
 def mean_by(value_X: Tensor, index_X: Tensor, mask_X: Tensor | None = None) -> Tensor:
-    """For each entry, the mean over all entries with the same index; with a mask, only over those where it is True (0 if there are none).
+    """Return for each entry the mean over all entries with the same index.
 
-    `mean_by(t.reward_E, t.group_E)` is each episode's group mean, `mean_by(t.logp_N, t.call_N, t.mask_N)` each token's mean over its call.
+    With a mask, only entries where it is True count; the mean is 0 if there are none. `mean_by(t.reward_E, t.group_E)` is each
+    episode's group mean, `mean_by(t.logp_N, t.call_N, t.mask_N)` each token's mean over its call.
     """
     counted_X = torch.ones_like(value_X) if mask_X is None else mask_X.to(value_X.dtype)
     size = int(index_X.max()) + 1 if len(index_X) else 0
@@ -73,7 +75,8 @@ def mean_by(value_X: Tensor, index_X: Tensor, mask_X: Tensor | None = None) -> T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """All tokens of one update. facts: with `old_U` and `entropy_U`. calls: the id of each, and how many tokens it sampled."""
+    """All tokens of one update. `facts` must have `old_U` and `entropy_U`. `calls` has each call's id and its number of sampled
+    tokens."""
 
     logp_N: Tensor
     facts: TokenFacts
@@ -81,10 +84,12 @@ class Update:
     episodes: Episodes
 
     def tokens(self, settings: AlgorithmSpec, logp_N: Tensor) -> Tokens:
-        """The argument of a function. logp_N: current log-probabilities, through which gradients flow."""
+        """Return the argument of a user's function. Gradients flow through `logp_N`, the current log-probabilities."""
         facts = self.facts
         if facts.old_U is None or facts.entropy_U is None:
-            raise ValueError("functions of updates need the log-probabilities and entropies before the step")
+            raise ValueError(
+                "a function over an update needs old_U and entropy_U, the log-probabilities and entropies before the step"
+            )
         sizes = torch.tensor([size for _, size in self.calls])
         entries = torch.tensor([self.episodes.of_call[name] for name, _ in self.calls])
         return Tokens(
@@ -103,20 +108,21 @@ class Update:
 
 
 class OwnFunction:
-    """One function from the spec's sources. field: the field of the algorithm that names it."""
+    """One function from the spec's sources. `field` is the algorithm's field that names it."""
 
     def __init__(self, spec: AlgorithmSpec, field: str) -> None:
         self.file, self.name = spec.own_functions[field]
         self._text = spec.sources[self.file]
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """[N], in the type of the log-probabilities; 0 where the mask is False. Raises: TrainingRefused."""
+        """Return one number per token, [N], in the dtype of the log-probabilities; 0 where the mask is False. Raises:
+        TrainingRefused."""
         module = ModuleType(f"own function {self.file}")
         sys.modules[module.__name__] = module  # dataclasses look it up there
         try:
             exec(compile(self._text, self.file, "exec", dont_inherit=True), module.__dict__)
             answer = getattr(module, self.name)(tokens)
-        except (Exception, SystemExit) as error:  # any error in a user's code ends the run, but not the trainer
+        except (Exception, SystemExit) as error:  # an error in a user's code ends the run, but not the trainer
             raise self._refused(f"raised {type(error).__name__}: {error}{self._line(error)}") from error
         finally:
             sys.modules.pop(module.__name__, None)
@@ -124,7 +130,7 @@ class OwnFunction:
             raise self._refused(f"returned {type(answer).__name__}, not a tensor with one number per token")
         if answer.shape != tokens.logp_N.shape:
             shapes = f"shape {list(answer.shape)}, not {list(tokens.logp_N.shape)}"
-            raise self._refused(f"returned {shapes}: return one number per token, and no sum")
+            raise self._refused(f"returned {shapes}: return one number per token, not a sum")
         answer = torch.where(tokens.mask_N, answer.to(tokens.logp_N.dtype), 0.0)
         if not bool(answer.isfinite().all()):
             raise self._refused("returned numbers that are not finite; bound its divisors and exponents")

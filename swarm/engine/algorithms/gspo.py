@@ -1,7 +1,7 @@
-"""GSPO: the ratio of a whole answer instead of each token's own.
+"""GSPO: uses the ratio of a whole answer instead of each token's own.
 
-s = (p(y) / p_old(y))^(1 / |y|), L = -min(s A, clip(s, 1 - low, 1 + high) A), averaged inside each call, then over calls. An
-answer is a call here: the tokens that were sampled in one go. Each token's gradient is s A d log p(y_t), by the token-wise
+s = (p(y) / p_old(y))^(1 / |y|), L = -min(s A, clip(s, 1 - low, 1 + high) A), averaged within each call, then over calls. Here
+an answer is a call: all tokens sampled for one request. Each token's gradient is s A d log p(y_t), from the token-wise
 form s_t = sg[s] p(y_t) / sg[p(y_t)]. Source: Zheng et al. 2025 (arXiv 2507.18071), eq. 5 to 7 and 14.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Gspo(Grpo):
-    """s is one until the first update of a step moves the weights."""
+    """The ratio s is one until the first update of a step moves the weights."""
 
     couples_calls = True
 
@@ -25,6 +25,6 @@ class Gspo(Grpo):
         own_U = logp_U - logp_U.detach()
         if facts.call_gap_U is None:
             if facts.old_U is not None:
-                raise ValueError("a ratio of whole calls needs their log-ratios")
+                raise ValueError("a ratio of whole calls needs call_gap_U, their log-ratios")
             return exponential(own_U)
         return exponential(facts.call_gap_U + own_U)

@@ -1,7 +1,7 @@
-"""Algorithms and corrections that call users' own functions (`functions` describes their arguments).
+"""Algorithms and corrections that call users' functions (`functions` describes their arguments).
 
-A loss over a whole update becomes a value per token and its slope by the token's log-probability. From these, a trainer that
-holds only a few tokens at a time computes the same gradient.
+A loss over a whole update is reduced to each token's value and its derivative with respect to the token's log-probability. From
+these, a trainer that holds only a few tokens at a time computes the same gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swarm.protocol.algorithms import AlgorithmSpec
 
 
 class OwnAdvantage(Algorithm):
-    """A user's function for the advantage, the clipped surrogate for the loss. Trains groups of equal rewards, too."""
+    """Advantages from a user's function, with the clipped surrogate as loss. Groups with equal rewards are trained too."""
 
     reads_tokens = True
 
@@ -37,7 +37,7 @@ class OwnAdvantage(Algorithm):
         return True
 
     def outcomes(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """0 until the trainer has read the tokens."""
+        """Return zeros: the user's function computes advantages later, in `credit`, once the trainer has read the tokens."""
         return [0.0] * len(trajectories)
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Credit]:
@@ -48,7 +48,7 @@ class OwnAdvantage(Algorithm):
 
 
 class OwnCorrection(Correction):
-    """Weights computed by a user's own function."""
+    """Importance weights computed by a user's function."""
 
     of_updates = True
 
@@ -58,18 +58,18 @@ class OwnCorrection(Correction):
 
     def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor:
         if facts.correction_U is None:
-            raise ValueError("an own correction weighs tokens over their whole update, before")
+            raise ValueError("call `over_update` first: a user's correction needs the whole update")
         return facts.correction_U
 
 
 class OwnLoss(Algorithm):
-    """Mixin that replaces an algorithm's loss by a user's function. KL, entropy and importance correction stay the same."""
+    """Mixin that replaces an algorithm's loss with a user's function. KL, entropy and importance correction stay the same."""
 
     couples_calls: ClassVar[bool] = False
 
     @property
     def rewards_alone(self) -> bool:
-        """False: a user's loss may apply to tokens without an advantage, so all tokens are trained."""
+        """False: a user's loss may train tokens that have no advantage, so all tokens are trained."""
         return False
 
     @property
@@ -94,16 +94,16 @@ class OwnLoss(Algorithm):
 
     def surrogate(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
         if facts.price_U is None or facts.slope_U is None:
-            raise ValueError("an own loss prices tokens over their whole update, before")
+            raise ValueError("call `over_update` first: a user's loss needs the whole update")
         return facts.price_U + facts.slope_U * (logp_U - logp_U.detach())
 
     def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """None: a user's function does not report clipping."""
+        """Return False for every use: a user's function does not report clipping."""
         return nothing_clipped(logp_U)
 
 
 def with_own_loss(kind: type[Algorithm]) -> type[Algorithm]:
-    """The algorithm with its loss replaced by a user's function."""
+    """Return the algorithm with its loss replaced by a user's function."""
     return type(f"{kind.__name__}WithOwnLoss", (OwnLoss, kind), {})
 
 
@@ -122,13 +122,13 @@ def over_numbers(
 
 
 def told_of(facts: TokenFacts) -> dict[str, Tensor]:
-    """Results of users' functions for an update's tokens, by name of the fact."""
+    """Return the results of users' functions for an update's tokens, by name of the fact."""
     said = {"correction_U": facts.correction_U, "price_U": facts.price_U, "slope_U": facts.slope_U}
     return {name: value_N for name, value_N in said.items() if value_N is not None}
 
 
 def _tokens(trajectories: Sequence[Trajectory], spec: AlgorithmSpec) -> Tokens:
-    """All tokens of a batch."""
+    """Return all tokens of a batch, as the argument of a user's function."""
     groups: dict[Hashable, int] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.group, len(groups))

@@ -2,8 +2,8 @@
 
 G_t = sum over k >= t of gamma^(k - t) r_k, where r_k is minus the token's KL penalty, plus the reward at the last token;
 A_t = (G_t - mean) / std over all trained tokens of the batch; then PPO's clipped surrogate, without a critic. With
-`baseline: group` the group's mean reward is taken off first; the paper then has the KL penalty in the loss, by the k2 estimator, and
-here `kl_in` says where it is. Source: Hu et al. 2025 (arXiv 2501.03262).
+`baseline: group` the group's mean reward is subtracted first. In that case the paper puts the KL penalty into the loss, with the
+k2 estimator; here `kl_in` decides where it goes. Source: Hu et al. 2025 (arXiv 2501.03262).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from swarm.engine.algorithms.rewards import Credit, Trajectory, discounted, whit
 
 
 class ReinforcePlusPlus(Algorithm):
-    """See `Algorithm`."""
+    """Batch-normalised returns, with the clipped surrogate of `Algorithm`."""
 
     @property
     def credits_tokens(self) -> bool:
-        """Also true with a discount, because it gives each token its own return."""
+        """Also True with a discount, which gives each token its own return."""
         return super().credits_tokens or self.spec.gamma < 1
 
     @property
@@ -44,5 +44,5 @@ class ReinforcePlusPlus(Algorithm):
 
 
 def _mean(rewards: Sequence[float]) -> float:
-    """The mean; for equal rewards exactly their value, so that rounding creates no differences."""
+    """Return the mean; for equal rewards, exactly their value, so that rounding creates no differences."""
     return rewards[0] if max(rewards) == min(rewards) else fmean(rewards)

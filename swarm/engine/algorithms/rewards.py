@@ -1,4 +1,4 @@
-"""Baselines and returns: group-relative, leave-one-out, whitened, discounted, generalised advantage estimates."""
+"""Baselines and returns: group-relative, leave-one-out, whitened, discounted, and generalised advantage estimates."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ _VARIANCE_FLOOR = 1e-8
 class Trajectory:
     """One agent's part of one episode: its trained tokens, calls concatenated, and the final reward.
 
-    group: the trajectories it is compared with. penalties: deduction from the reward for each token; values: the critic's
-    estimate before each token. recorded, logps: log-probabilities by the sampler, and by the trainer before the step;
-    entropies: before the step. All have one entry per token, or are empty. calls: number of tokens of each call.
+    group: the same for all trajectories that are compared with each other.
+    penalties: deduction from the reward for each token.
+    values: the critic's estimate before each token.
+    recorded, logps: log-probabilities by the sampler, and by the trainer before the step.
+    entropies: entropy of each token's distribution before the step.
+    calls: number of tokens of each call. All other sequences have one entry per token, or are empty.
     """
 
     group: Hashable
@@ -33,7 +36,7 @@ class Trajectory:
 
     @property
     def net(self) -> Trajectory:
-        """The same with all penalties subtracted from the reward."""
+        """This trajectory with all penalties subtracted from the reward."""
         return replace(self, reward=self.reward - math.fsum(self.penalties), penalties=())
 
     @property
@@ -47,7 +50,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """Advantage of each token of a trajectory. targets: the critic's target before each token, if there is a critic."""
+    """Advantage of each token of a trajectory. `targets` has the critic's target before each token, if there is a critic."""
 
     advantages: Sequence[float]
     targets: Sequence[float] = ()
@@ -55,7 +58,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """The episodes of a batch, one entry for each agent in them. of_call: the entry of each trainable call, by its id."""
+    """The episodes of a batch, with one entry for each agent in them. `of_call` maps each trainable call's id to its entry."""
 
     rewards: Sequence[float]
     groups: Sequence[int]
@@ -65,7 +68,7 @@ class Episodes:
 def within_groups(
     trajectories: Sequence[Trajectory], relative: Callable[[Sequence[float]], Sequence[float]]
 ) -> list[float]:
-    """`relative` of each group's rewards, in the trajectories' order."""
+    """Apply `relative` to each group's rewards; return the results in the trajectories' order."""
     members: dict[Hashable, list[int]] = {}
     for index, trajectory in enumerate(trajectories):
         members.setdefault(trajectory.group, []).append(index)
@@ -77,7 +80,7 @@ def within_groups(
 
 
 def group_relative(rewards: Sequence[float], norm: str) -> list[float]:
-    """Rewards minus their mean, and with norm "std" over their standard deviation.
+    """Subtract the mean from the rewards; with norm "std", also divide by their standard deviation.
 
     All zero when the rewards are equal. Source: Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 4.1.2.
     """
@@ -89,7 +92,8 @@ def group_relative(rewards: Sequence[float], norm: str) -> list[float]:
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """Each reward minus the mean of the others; zero for one alone. Source: Ahmadian et al. 2024 (arXiv 2402.14740), section 2.3."""
+    """Subtract from each reward the mean of the others; a single reward becomes 0. Source: Ahmadian et al. 2024 (arXiv 2402.14740),
+    section 2.3."""
     count = len(rewards)
     if count == 1 or max(rewards) == min(rewards):
         return [0.0] * count
@@ -97,7 +101,8 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
 
 
 def whitened(values: Sequence[float], counts: Sequence[int], norm: str = "std") -> list[float]:
-    """Zero mean, and with norm "std" unit variance (unbiased), where each value stands for `counts` tokens.
+    """Shift the values to zero mean and, with norm "std", scale them to unit variance (unbiased). Each value stands for `counts`
+    tokens.
 
     All zero when the values are equal; values that stand for no token are zero.
     """
@@ -114,14 +119,14 @@ def whitened(values: Sequence[float], counts: Sequence[int], norm: str = "std") 
 
 
 def whitened_tokens(sequences: Sequence[Sequence[float]], norm: str = "std") -> list[list[float]]:
-    """`whitened` over the tokens of all sequences."""
+    """Apply `whitened` over the tokens of all sequences."""
     flat = list(chain.from_iterable(sequences))
     rest = iter(whitened(flat, [1] * len(flat), norm))
     return [[next(rest) for _ in sequence] for sequence in sequences]
 
 
 def discounted(rewards: Sequence[float], gamma: float) -> list[float]:
-    """Discounted return from each token on."""
+    """Return the discounted return from each token onward."""
     result, ahead = [0.0] * len(rewards), 0.0
     for at in reversed(range(len(rewards))):
         result[at] = ahead = rewards[at] + gamma * ahead
@@ -129,7 +134,7 @@ def discounted(rewards: Sequence[float], gamma: float) -> list[float]:
 
 
 def generalised(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:
-    """Generalised advantage estimates; nothing follows the last token.
+    """Return generalised advantage estimates; nothing follows the last token.
 
     delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lambda A_{t+1}. Source: Schulman et al. 2016 (arXiv
     1506.02438), eq. 16.

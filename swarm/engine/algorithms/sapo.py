@@ -1,7 +1,7 @@
-"""SAPO: a smooth gate in the place of the clipped ratio, so that the gradient fades out instead of breaking off.
+"""SAPO: a smooth gate in place of the clipped ratio, so that the gradient fades out instead of stopping abruptly.
 
-L = -f(r_t) A, f(x) = (4 / tau) sigmoid(tau (x - 1)), with tau = `tau_positive` where A > 0, else `tau_negative`; averaged inside
-each episode, then over episodes. At r = 1 the gradient is that of the plain policy gradient: f'(1) = 1, whatever tau is.
+L = -f(r_t) A, f(x) = (4 / tau) sigmoid(tau (x - 1)), with tau = `tau_positive` where A > 0, else `tau_negative`; averaged within
+each episode, then over episodes. At r = 1 the gradient equals the plain policy gradient: f'(1) = 1 for every tau.
 Source: Gao et al. 2025, "Soft Adaptive Policy Optimization" (arXiv 2511.20347); tau 1 and 1.05 are the paper's.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Sapo(Grpo):
-    """It has no clip range: no token counts as clipped."""
+    """SAPO has no clip range, so no token counts as clipped."""
 
     def gain(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
         positive, negative = self.spec.tau_positive, self.spec.tau_negative

@@ -1,6 +1,6 @@
-"""Tokens and answers of the echo engine: one id per UTF-8 byte, ChatML with tools, OpenAI's two forms of completion.
+"""Tokens and answers of the echo engine: one id per UTF-8 byte, ChatML with tools, OpenAI's chat and text completions.
 
-Refuses unsupported parameters. Draws nothing, and knows nothing of training or HTTP.
+Refuses unsupported parameters. It samples nothing, and knows nothing of training or HTTP.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def refused(message: str, *, code: str | None = None) -> RequestRefused:
 
 
 def encode(text: str) -> list[int]:
-    """The bytes of `text`; special tokens never arise from text."""
+    """Return the bytes of `text`; text never turns into special tokens."""
     return list(text.encode("utf-8", "surrogatepass"))
 
 
 def decode(ids: list[int]) -> str:
-    """Text of the ids, special tokens included; bytes that are not UTF-8 become U+FFFD."""
+    """Return the text of the ids, including special tokens; bytes that are not UTF-8 become U+FFFD."""
     runs = [(plain, list(run)) for plain, run in groupby(ids, lambda token: token < 256)]
     return "".join(
         bytes(run).decode("utf-8", "replace") if plain else "".join(_SPECIAL.get(token, "�") for token in run)
@@ -45,7 +45,7 @@ def decode(ids: list[int]) -> str:
 
 
 def prompt_ids(dialect: Dialect, body: Json, *, open_answer: bool) -> list[int]:
-    """A chat in ChatML with tools in a leading system message; for a text completion, the bytes of its prompt."""
+    """Return the ids of a chat in ChatML, with tools in a leading system message; for a text completion, the bytes of its prompt."""
     if dialect == "completions":
         return _text_ids(body.get("prompt"))
     messages = body.get("messages")
@@ -53,7 +53,7 @@ def prompt_ids(dialect: Dialect, body: Json, *, open_answer: bool) -> list[int]:
         raise refused("messages must be a list of objects")
     parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
     if other := sorted({str(part.get("type")) for part in parts if isinstance(part, dict) and "text" not in part}):
-        raise refused(f"the echo engine reads text alone; leave out content parts of type {', '.join(other)}")
+        raise refused(f"the echo engine reads only text; leave out content parts of type {', '.join(other)}")
     turns = [(str(message.get("role", "user")), _message_text(message)) for message in messages]
     if body.get("tools"):
         listed = "\n".join(json.dumps(tool, sort_keys=True) for tool in body["tools"])
@@ -63,8 +63,8 @@ def prompt_ids(dialect: Dialect, body: Json, *, open_answer: bool) -> list[int]:
 
 
 def last_user_word(prompt_ids: list[int]) -> str:
-    """The last word of the last user message in a rendered prompt, or of a plain text; `ok` if there is none."""
-    text = "".join(map(chr, prompt_ids))  # a character for each token
+    """Return the last word of the last user message in a rendered prompt, or of a plain text; `ok` if there is none."""
+    text = "".join(map(chr, prompt_ids))  # one character per token
     if chr(IM_START) in text:
         _, found, rest = text.rpartition(f"{chr(IM_START)}user\n")
         text = rest.partition(chr(IM_END))[0] if found else ""
@@ -73,7 +73,7 @@ def last_user_word(prompt_ids: list[int]) -> str:
 
 
 def garbled(word: str) -> str:
-    """A wrong answer that differs from `word` in its first character."""
+    """Return a wrong answer that differs from `word` in its first character."""
     return garble_mark(word) + word[::-1]
 
 
@@ -109,9 +109,11 @@ def _call_text(name: str, arguments_json: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """One choice. pieces: the text that each token completes; those after them are not shown (a stop string, the end token).
+    """One choice.
 
-    drawn_at: the one token that was drawn; `other` (id, logprob) could have stood there. None: the answer was certain.
+    pieces: the text that each token completes. Tokens after these are not shown (a stop string, the end token).
+    drawn_at: position of the only token that was sampled; None if the answer was certain.
+    other: id and log-probability of the alternative to that token.
     """
 
     index: int
@@ -125,18 +127,18 @@ class Draft:
     tool_call: Json | None
 
     def mask(self, position: int) -> bytes:
-        """The candidate tokens of the draw at `position`, as a row of a sampling mask."""
+        """Return the candidate tokens at `position`, as a row of a sampling mask."""
         others = (self.other[0],) if position == self.drawn_at else ()
         return only((self.ids[position], *others))
 
 
 class Answer:
-    """One request's answer: its drafts, whole or chunk by chunk. Raises: RequestRefused (400) for what is not served."""
+    """One request's answer: its drafts, complete or in chunks. Raises: RequestRefused (400) for unsupported parameters."""
 
     def __init__(
         self, dialect: Dialect, body: Json, prompt_ids: list[int], max_model_len: int, *, created: int, number: int
     ) -> None:
-        """number: makes the answer's id unique."""
+        """`number` makes the answer's id unique."""
         self._chat = dialect == "chat.completions"
         self._body, self.prompt_ids, self.drafts = body, prompt_ids, list[Draft]()
         self._head = {
@@ -154,7 +156,7 @@ class Answer:
         self.wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         for name in _UNSERVED:
             if body.get(name) not in (None, 0, 0.0, {}) and not (name == "repetition_penalty" and body[name] == 1.0):
-                raise refused(f"the echo engine does not serve {name}; leave it out")
+                raise refused(f"the echo engine does not support {name}; leave it out")
         if not prompt_ids:
             raise refused("the prompt is empty; send at least one token")
         room = max_model_len - len(prompt_ids)
@@ -162,14 +164,15 @@ class Answer:
         asked = _number(body, named, _DEFAULT_MAX_TOKENS, least=1, whole=True)
         if room < 1 or asked > max_model_len:
             raise refused(
-                f"this model's context holds {max_model_len} tokens, but {len(prompt_ids)} in the prompt and "
-                f"{asked} for the answer were asked for",
+                f"this model's context holds {max_model_len} tokens, but the prompt has {len(prompt_ids)} and "
+                f"the request asks for {asked} more",
                 code="context_length_exceeded",
             )
         self._max_tokens = min(asked, room)
 
     def add(self, word: str, other: str, logprob: float, other_logprob: float, *, seed: int) -> None:
-        """Draft the next choice: `word` was drawn with `logprob`, `other` was not. seed: makes the id of a tool call."""
+        """Append the next choice. `word` was sampled with log-probability `logprob`; `other` is the alternative. `seed` determines the
+        tool call's id."""
         ids, others = ([*encode(self._text(each)), IM_END] for each in (word, other))
         at = next((at for at, (one, two) in enumerate(zip(ids, others, strict=False)) if one != two), None)
         finish, shown, stop = "stop", len(ids) - 1, None
@@ -199,7 +202,7 @@ class Answer:
         self.drafts.append(draft)
 
     def whole(self) -> Json:
-        """The `chat.completion` or `text_completion` object."""
+        """Return the `chat.completion` or `text_completion` object."""
         choices = []
         for draft in self.drafts:
             text, calls = "".join(draft.pieces), draft.tool_call
@@ -213,7 +216,7 @@ class Answer:
         return self._framed("chat.completion", choices) | {"usage": self._usage()}
 
     def chunk(self, draft: Draft, position: int) -> Json | None:
-        """The stream's chunk for the token at `position`; None if there is nothing new to show."""
+        """Return the stream's chunk for the token at `position`, or None if there is nothing new to show."""
         finish = draft.finish_reason if position == len(draft.ids) - 1 else None
         text = draft.pieces[position] if position < len(draft.pieces) and draft.tool_call is None else ""
         if position and not (text or finish or (self._logprobs and draft.tool_call is None)):
@@ -280,7 +283,7 @@ def _logprob_entry(token: int, logprob: float) -> Json:
 
 
 def _forced_tool(body: Json) -> Json | None:
-    """The tool that must be called; None when the answer is free text."""
+    """Return the tool that must be called, or None for free text."""
     choice = body.get("tool_choice")
     tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
     if choice in (None, "none", "auto") or (isinstance(choice, dict) and "function" not in choice):
@@ -292,7 +295,7 @@ def _forced_tool(body: Json) -> Json | None:
 
 
 def _parsed_call(text: str, seed: int) -> Json | None:
-    """The tool call in a complete answer; None if the answer was cut off."""
+    """Return the tool call in a complete answer, or None if the answer was cut off."""
     if not (text.startswith(_TOOL_OPEN) and text.endswith(_TOOL_CLOSE)):
         return None
     call = json.loads(text.removeprefix(_TOOL_OPEN).removesuffix(_TOOL_CLOSE))
@@ -301,7 +304,8 @@ def _parsed_call(text: str, seed: int) -> Json | None:
 
 
 def _filled(schema: Any, word: str = "") -> Json:
-    """An object with every required field, or else one, the first string if there is any. The first string is the word."""
+    """Return an object with every required field. If none is required, it has one field, preferably a string. The first string holds
+    `word`."""
     properties = _object(_object(schema).get("properties")) or {"value": {}}
     required = _object(schema).get("required")
     strings = [name for name, wanted in properties.items() if _plainest(wanted) == ""]
@@ -312,7 +316,7 @@ def _filled(schema: Any, word: str = "") -> Json:
 
 
 def _plainest(schema: Any) -> Any:
-    """The plainest value that a schema permits; a string is empty."""
+    """Return the plainest value that a schema permits; a string is empty."""
     wanted = _object(schema)
     if "const" in wanted:
         return wanted["const"]

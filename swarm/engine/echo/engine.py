@@ -1,9 +1,9 @@
 """The echo engine: serves the same requests as the local engine, in one process and without a model.
 
 With probability p = sigmoid(theta / temperature) the answer is the last word of the last user message, else that word garbled;
-only the token where the two differ is random. Training moves theta (`policy`). Every draw comes from the run's seed, the
-weights version, the prompt and the request's `seed` (without one, from how often this prompt was asked under these weights),
-so that a run is reproducible whatever its timing.
+only the token where the two differ is random. Training moves theta (`policy`). Every random choice is derived from the run's seed,
+the weights version, the prompt and the request's `seed` (or, without one, how often these weights have seen this prompt), so a run
+is reproducible whatever its timing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from swarm.protocol.episodes import VersionSpan, WeightsVersion
 
 @dataclass(slots=True)
 class _Trained:
-    """The trainer's weights, before they are served. start: theta at the start of the run."""
+    """The trainer's weights, before they are served. `start` is theta at the start of the run."""
 
     run: RunContext
     step: int = 0
@@ -54,7 +54,7 @@ class _Trained:
 
 @dataclass(slots=True)
 class _Served:
-    """The weights that calls see."""
+    """The weights that answer calls. `asked` counts the requests without a seed, by prompt."""
 
     version: WeightsVersion = field(default_factory=lambda: WeightsVersion(run_id=""))
     theta: float = START_THETA
@@ -63,7 +63,8 @@ class _Served:
 
 
 class EchoEngine:
-    """See `swarm.engine.seam.Engine`. latency_s: time to a call's first token. tokens_per_s: rate after that; None: unlimited."""
+    """See `swarm.engine.seam.Engine`. `latency_s` is the time to a call's first token, `tokens_per_s` the rate after it (None:
+    unlimited)."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class EchoEngine:
         return answers.decode(ids)
 
     async def sample(self, request: SampleRequest) -> Sampled:
-        """Raises: RequestRefused (400, OpenAI's error format) for a request that this engine cannot serve."""
+        """Answer a request. Raises: RequestRefused (400, OpenAI's error format) if this engine cannot serve it."""
         answer = await self._begin(request)
         choices = [SampledChoice(index=draft.index, finish_reason=draft.finish_reason) for draft in answer.drafts]
         async for draft, position in self._tokens(answer):
@@ -136,7 +137,7 @@ class EchoEngine:
         return Sampled(prompt_ids=answer.prompt_ids, choices=choices, answer=answer.whole())
 
     async def stream(self, request: SampleRequest) -> AsyncIterator[SampledEvent]:
-        """Raises: RequestRefused, before the first event."""
+        """Answer a request as a stream. Raises: RequestRefused, before the first event."""
         answer = await self._begin(request)
         prompt_ids: list[int] | None = answer.prompt_ids
         async for draft, position in self._tokens(answer):
@@ -154,7 +155,7 @@ class EchoEngine:
             yield SampledEvent(data=answer.usage_chunk())
 
     async def _begin(self, request: SampleRequest) -> Answer:
-        """Check the request, wait for the latency, and draw with the weights being served by then."""
+        """Check the request, wait for the latency, and sample with the weights that are served by then."""
         if not self._ready:
             raise EngineDown("the echo engine is not booted")
         dialect, body, ids = request.dialect, request.body, request.prompt_ids
@@ -184,7 +185,7 @@ class EchoEngine:
                 answer.add(garbled(word), word, no, yes, seed=derived_seed(*at))
 
     async def _tokens(self, answer: Answer) -> AsyncIterator[tuple[Draft, int]]:
-        """Every token of every choice in turn, at the engine's pace."""
+        """Yield every token of each choice in turn, at the engine's pace."""
         for draft in answer.drafts:
             for position in range(len(draft.ids)):
                 if self._token_s:
@@ -208,7 +209,7 @@ class EchoEngine:
     async def train(self, batch: TrainBatch) -> StepOutcome:
         trained = self._open()
         if batch.step != trained.step + 1:
-            raise TrainingRefused(f"batch of step {batch.step}, but the weights stand at step {trained.step}")
+            raise TrainingRefused(f"the batch is for step {batch.step}, but the weights are at step {trained.step}")
         began = self._clock.monotonic()
         theta, outcome = improve(trained.theta, trained.start, batch)
         trained.theta, trained.step = theta, batch.step
@@ -240,13 +241,13 @@ def _opened(run: RunContext, step: int) -> _Trained:
     if step == 0:
         return _Trained(run)
     if step not in (steps := _steps(run.directory)):
-        raise EngineError(f"run {run.run_id} has no checkpoint of step {step}; there are {steps}")
+        raise EngineError(f"run {run.run_id} has no checkpoint of step {step}; it has steps {steps}")
     theta, start = _stored(run.directory, step)
     return _Trained(run, step=step, theta=theta, start=start)
 
 
 def _stored(directory: Path, step: int) -> tuple[float, float]:
-    """Theta of a checkpoint, and theta at the start of its run. Raises: EngineError."""
+    """Return theta of a checkpoint, and theta at the start of its run. Raises: EngineError."""
     path = _checkpoint(directory, step)
     try:
         stored = json.loads(path.read_bytes())

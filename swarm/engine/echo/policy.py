@@ -1,6 +1,6 @@
 """A policy with one parameter that really learns: it repeats a word with probability sigmoid(theta / temperature).
 
-The loss is the algorithm's own. In place of tensors it gets numbers that carry their derivative by theta.
+It uses the loss of the run's algorithm. Instead of tensors, the loss gets numbers that carry their derivative with respect to theta.
 Knows nothing of HTTP, files or time.
 """
 
@@ -37,17 +37,17 @@ from swarm.engine.tree import check_provenance
 from swarm.protocol.algorithms import AlgorithmSpec
 
 START_THETA = -2.0
-"""The hosted model: it echoes 12 % of the time."""
+"""Theta of the hosted model, which echoes 12 % of the time."""
 LEARNING_GAIN = 15_000.0
 """theta moves by learning_rate * LEARNING_GAIN * slope: ten steps at 4e-5 take p from 0.12 to 0.5, at 1e-5 to 0.18."""
 STEP_NOISE = 0.1
-"""Standard deviation of the noise on each step's slope, drawn from the run's seed."""
+"""Standard deviation of the noise on each step's slope, which is derived from the run's seed."""
 _MAX_LOGIT = 500.0
 
 
 @dataclass(frozen=True, slots=True)
 class Dual:
-    """A number and its derivative by theta (forward-mode differentiation), with the tensor methods that losses use."""
+    """A number and its derivative with respect to theta (forward-mode differentiation), with the tensor methods that losses use."""
 
     value: float
     slope: float = 0.0
@@ -104,7 +104,7 @@ class Dual:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """The one random token of a trained call. Its facts are Duals."""
+    """The only random token of a trained call. Its facts are Duals."""
 
     call_id: str
     echoed: bool
@@ -113,7 +113,7 @@ class _Use:
 
 
 def echo_logprob(theta: float, temperature: float, *, echoed: bool) -> Dual:
-    """log of the probability of this choice. At temperature 0 the likelier choice is certain."""
+    """Return the log-probability of this choice. At temperature 0 the likelier choice is certain."""
     if temperature == 0:
         return Dual(0.0 if echoed == (theta >= 0) else -math.inf)
     logit = max(-_MAX_LOGIT, min(_MAX_LOGIT, theta / temperature)) * (1 if echoed else -1)
@@ -122,9 +122,9 @@ def echo_logprob(theta: float, temperature: float, *, echoed: bool) -> Dual:
 
 
 def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepOutcome]:
-    """Make one optimiser step; return the new theta and the outcome.
+    """Make one optimizer step; return the new theta and the outcome.
 
-    Raises: TrainingRefused when a trained call's tokens lack their provenance, or the outcome is not finite.
+    Raises: TrainingRefused if a trained call's tokens lack their provenance, or the outcome is not finite.
     """
     spec, algorithm, selection = batch.spec, algorithm_of(batch.spec.algorithm), select(batch)
     trained = [branch.call for branch in branches(selection.trained, spec.algorithm)]
@@ -150,7 +150,7 @@ def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepO
 def _optimise(
     theta: float, parts: Sequence[Sequence[_Use]], batch: TrainBatch, algorithm: Algorithm, rate: float
 ) -> tuple[float, dict[str, float]]:
-    """Run all epochs and minibatches; return the new theta and the token metrics from before the step."""
+    """Run all epochs and minibatches; return the new theta and the token metrics of the step."""
     optimizer, noise = batch.spec.optimizer, random.Random(derived_seed(batch.spec.seed, "echo-step", batch.step))
     first_loss, largest = 0.0, 0.0
     clipped: list[bool] = []
@@ -183,7 +183,7 @@ def _optimise(
 
 
 def _priced(part: Sequence[_Use], algorithm: Algorithm, episodes: Episodes, before: float, now: float) -> list[_Use]:
-    """The uses, with the facts that the algorithm computes over the whole update. before: theta before the step.
+    """Return the uses with the facts that the algorithm computes over the whole update. `before` is theta before the step.
 
     Raises: TrainingRefused.
     """
@@ -206,7 +206,7 @@ def _uses(
     start: float,
     credits: Mapping[str, Credit],
 ) -> list[_Use]:
-    """One use per trained call. Leaves out calls without a random token: they have no gradient."""
+    """Return one use per trained call. Calls without a random token are left out, because they have no gradient."""
     found = []
     for branch in branches(episodes, algorithm):
         call, dual = branch.call, _constant
@@ -229,7 +229,7 @@ def _uses(
 def _notes(
     calls: Sequence[TrainCall], theta: float, start: float, batch: TrainBatch, algorithm: Algorithm
 ) -> dict[str, CallNotes]:
-    """Inputs of token-level advantages, by call. The critic is one number: the batch's mean reward."""
+    """Return the inputs of token-level advantages, by call. The critic is one number: the batch's mean reward."""
     value = fmean(episode.reward for group in batch.groups for episode in group.episodes)
     notes = {}
     for call in calls:
@@ -245,7 +245,7 @@ def _notes(
 
 
 def _drawn_at(call: TrainCall) -> int | None:
-    """Position of the call's one random token; None if the answer was certain or was cut off before it."""
+    """Return the position of the call's only random token, or None if the answer was certain or was cut off before it."""
     return next((index for index, logprob in enumerate(call.logprobs) if logprob != 0.0), None)
 
 

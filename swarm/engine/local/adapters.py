@@ -1,6 +1,6 @@
 """Low-rank adapters: insert them with peft, write files that peft and vLLM read, merge them into one model.
 
-A target's weight W becomes W + alpha / rank · B·A. A starts random and B at zero, so that at first nothing changes.
+A target's weight W becomes W + alpha / rank · B·A. A starts random and B at zero, so the model is unchanged at first.
 Source: Hu et al. 2021, LoRA (arXiv 2106.09685), section 4.1.
 """
 
@@ -17,13 +17,13 @@ from swarm.protocol.runspec import LoraSpec
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 _ADAPTER = "default"
-"""peft's own name for the only adapter."""
+"""peft's default name for an adapter."""
 _A, _B = f".lora_A.{_ADAPTER}.weight", f".lora_B.{_ADAPTER}.weight"
 
 
 class Adapters:
-    """The adapters in one model, until `remove`. Adding them freezes the model's own weights and
-    drops their values, which the caller must set again.
+    """Adapters inserted into a model, until `remove`. Inserting them freezes the model's own weights and drops their values, which the
+    caller must set again.
 
     Raises: EngineError when a target names no linear layer of the model's body.
     """
@@ -32,10 +32,10 @@ class Adapters:
         from peft import LoraConfig, LoraModel
 
         require_layers(spec.targets, _layers(model))
-        alpha: Any = spec.alpha  # peft says int and takes any number
+        alpha: Any = spec.alpha  # peft's annotation is int, but it takes any number
         config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=list(spec.targets), lora_dropout=0.0)
         for weight in model.parameters():
-            # peft creates adapters in the type of the adapted weights, whose memory need not exist yet.
+            # peft creates adapters in the dtype of the adapted weights; these need no memory yet.
             weight.data = torch.zeros((), device=weight.device).expand(weight.shape)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -48,13 +48,14 @@ class Adapters:
         }
 
     def remove(self) -> None:
-        """Give the model its own layers back."""
+        """Restore the model's original layers."""
         for weight in self._tuner.unload().parameters():
             weight.requires_grad_(True)
 
 
 def drawn(config: Any, spec: LoraSpec, seed: int) -> dict[str, Tensor]:
-    """Initial adapter weights, by their names in a model with this config; allocates no memory for the model's own weights."""
+    """Return initial adapter weights by their names in a model with this config, without allocating memory for the model's own
+    weights."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -64,17 +65,17 @@ def drawn(config: Any, spec: LoraSpec, seed: int) -> dict[str, Tensor]:
 
 
 def hosted_name(name: str) -> str:
-    """Name of an adapted model's weight in the model without adapters."""
+    """Return the name that this weight of an adapted model has in the model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
 def folder_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Trained adapters under the names used in an adapter's folder."""
+    """Return trained adapters under the names used in an adapter's folder."""
     return {f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": weight for name, weight in weights.items()}
 
 
 def folder_config(spec: LoraSpec, base: str) -> dict[str, Any]:
-    """The content of `adapter_config.json`."""
+    """Return the content of `adapter_config.json`."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -90,7 +91,7 @@ def folder_config(spec: LoraSpec, base: str) -> dict[str, Any]:
 
 
 def merged(hosted: Mapping[str, Tensor], trained: Mapping[str, Tensor], spec: LoraSpec) -> dict[str, Tensor]:
-    """The hosted weights with the adapters added: changed weights in float32, the others as they are."""
+    """Return the hosted weights with the adapters added: changed weights in float32, the others as they are."""
     result = dict(hosted)
     for name, a in trained.items():
         if not name.endswith(_A):
@@ -103,7 +104,7 @@ def merged(hosted: Mapping[str, Tensor], trained: Mapping[str, Tensor], spec: Lo
 
 
 def _layers(model: nn.Module) -> set[str]:
-    """The linear layers of the model's body."""
+    """Return the names of the linear layers in the model's body."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     return {
         name.rpartition(".")[2]

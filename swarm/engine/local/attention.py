@@ -1,11 +1,11 @@
 """Attention over a prefix tree: each token sees only itself and its ancestors, whatever else is in the row.
 
-On the CPU it works in tiles of queries, whose keys are the path above the tile and the tile itself, so that it needs neither
-a mask of the tree's size squared nor repeated prefixes. Scores and attention weights have the compute type, with float32
-inside the softmax; the backward pass recomputes them. On a GPU it uses FlexAttention with the same rule as its mask (`flex`).
+On the CPU it works in tiles of queries. A tile's keys are the path above it and the tile itself, so there is no need for
+repeated prefixes, nor for a mask as large as the tree's size squared. Scores and attention weights have the compute dtype, with
+float32 inside the softmax; the backward pass recomputes them. On a GPU it uses FlexAttention, with the same rule as mask (`flex`).
 
-Suffixes of tensors: T tokens of a micro-batch; B tiles of about equal width, with Q queries and K keys each; H query heads,
-G key heads, R query heads to a key head; D width of a head.
+Tensor suffixes: T tokens of a micro-batch; B tiles of about equal width, with Q queries and K keys each; H query heads,
+G key heads, R query heads per key head; D head width.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from swarm.engine.local.flex import FlexPlan
 
 NAME = "prefix_tree"
-"""The name under which transformers knows this attention."""
+"""Name under which transformers knows this attention."""
 _TILE, _LONG_TILE = 64, 128
 """Queries per tile: larger tiles for long paths, because they share more keys."""
 _LONG = 512
-"""Least tokens of a long path."""
+"""Minimum number of tokens of a long path."""
 _SCORES = 1 << 20
-"""Most scores held at a time, 2 MB in bfloat16, so that they stay in the cache."""
+"""Maximum number of scores held at a time: 2 MB in bfloat16, so that they stay in the cache."""
 _COPIES = 1 << 20
-"""Most copies of keys held at a time, 0.5 GB for heads of width 64."""
+"""Maximum number of key copies held at a time: 0.5 GB for heads of width 64."""
 _LANES = 32
 """Numbers per vector instruction: rows of scores are padded to multiples of it, which cuts the softmax's time by a third."""
 
@@ -54,22 +54,24 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering:
-    """Where the rows of one stack of tiles come from, with heads and tokens in one index."""
+    """Source indices of the rows in one stack of tiles. Heads and tokens share one index."""
 
     mask_B1QK: Tensor
     query_N: Tensor
-    """[B * G * R * Q] into [H * T]."""
+    """Indices into [H * T], shape [B * G * R * Q]."""
     key_N: Tensor
-    """[B * G * K] into [G * T]."""
+    """Indices into [G * T], shape [B * G * K]."""
     shape: tuple[int, int, int, int, int]
     """B, G, R, Q, K"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Stacks whose key gradients are summed together: all stacks at once could have T² / 128 key rows on a long path.
+    """Stacks whose key gradients are summed together. There are several batches because all stacks could have T² / 128 key rows on a
+    long path.
 
-    slot_N: key rows of its stacks, sorted by the key that they copy; first_GT: where each key's copies begin.
+    slot_N: key rows of its stacks, sorted by the key that they copy.
+    first_GT: index at which each key's copies begin.
     """
 
     gatherings: list[Gathering]
@@ -81,7 +83,7 @@ class Batch:
 class Plan:
     """All tiles of a micro-batch for a given number of heads.
 
-    place_TH: position of each token's result among the query rows of all tiles.
+    `place_TH` has the position of each token's result among the query rows of all tiles.
     """
 
     batches: list[Batch]
@@ -116,7 +118,7 @@ class MicroBatch:
         )
 
     def plan(self, heads: int, kv_heads: int, window: int | None) -> Plan:
-        """The plan for the CPU; layers with equal heads and window share it."""
+        """Return the plan for the CPU; layers with equal heads and window share it."""
         key = (heads, kv_heads, window)
         if key not in self._plans:
             depth_T = self.depth_T if window is not None else None
@@ -124,7 +126,7 @@ class MicroBatch:
         return self._plans[key]
 
     def flex_plan(self, window: int | None) -> FlexPlan:
-        """The plan for a GPU; layers with equal windows share it."""
+        """Return the plan for a GPU; layers with equal windows share it."""
         from swarm.engine.local.flex import planned
 
         if window not in self._flex_plans:
@@ -148,13 +150,13 @@ def tree_attention(
     sliding_window: int | None = None,
     **ignored: object,
 ) -> tuple[Tensor, None]:
-    """query [1, H, T, D]; key, value [1, G, T, D]; returns [1, T, H, D].
+    """Compute attention for transformers: query [1, H, T, D]; key, value [1, G, T, D]; returns [1, T, H, D].
 
-    sliding_window: a token sees only this many nearest ancestors, itself included, as in a row of its own.
+    With `sliding_window`, a token sees only this many of its nearest ancestors, itself included, as if its path were a row of its own.
     Raises: EngineError for attention variants whose scores are not just scaled products.
     """
     if others := [name for name in _OTHER_SCORES if ignored.get(name) is not None]:
-        raise EngineError(f"the trainer cannot recompute this model's attention: it has {', '.join(others)}")
+        raise EngineError(f"the trainer cannot recompute this model's attention: it uses {', '.join(others)}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.is_cuda:
         from swarm.engine.local.flex import attend
@@ -166,13 +168,13 @@ def tree_attention(
 
 
 def tiled(query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, plan: Plan, scale: float) -> Tensor:
-    """Attention output [T, H, D], in autocast's type if it is on, else in that of the queries."""
+    """Return the attention output [T, H, D], in autocast's dtype if autocast is on, else in the queries' dtype."""
     seen: Tensor = _Tiled.apply(query_HTD, key_GTD, value_GTD, plan, scale)  # type: ignore[no-untyped-call]
     return seen
 
 
 class _Tiled(torch.autograd.Function):
-    """Softmax attention, tile by tile."""
+    """Softmax attention, computed tile by tile."""
 
     @staticmethod
     def forward(
@@ -211,40 +213,40 @@ class _Tiled(torch.autograd.Function):
                 of_key += _summed(by_key, batch)
                 of_value += _summed(by_value, batch)
         of_query = torch.cat(by_query).index_select(0, plan.place_TH.T.flatten())
-        # Autograd casts each gradient to the type of its tensor.
+        # Autograd casts each gradient to the dtype of its tensor.
         return _by_head(of_query, plan), _by_head(of_key, plan), _by_head(of_value, plan), None, None
 
 
 def _compute_dtype(query: Tensor) -> torch.dtype:
-    """Autocast's type if it is on, else that of the queries."""
+    """Return autocast's dtype if autocast is on, else the queries' dtype."""
     device = query.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
 
 
 def _rows(tensor_HTD: Tensor, dtype: torch.dtype) -> Tensor:
-    """[H * T, D]"""
+    """Flatten heads and tokens into rows, [H * T, D]."""
     return tensor_HTD.to(dtype).reshape(-1, tensor_HTD.shape[-1])
 
 
 def _by_head(rows_ND: Tensor, plan: Plan) -> Tensor:
-    """[H, T, D]"""
+    """Split rows by head, [H, T, D]."""
     return rows_ND.view(-1, len(plan.place_TH), rows_ND.shape[-1])
 
 
 def _queries(rows_ND: Tensor, part: Gathering) -> Tensor:
-    """[B * G, R * Q, D]"""
+    """Gather the queries of a stack, [B * G, R * Q, D]."""
     tiles, groups, ratio, queries, _ = part.shape
     return rows_ND.index_select(0, part.query_N).view(tiles * groups, ratio * queries, -1)
 
 
 def _keys(rows_ND: Tensor, part: Gathering) -> Tensor:
-    """[B * G, K, D]"""
+    """Gather the keys of a stack, [B * G, K, D]."""
     tiles, groups, _, _, keys = part.shape
     return rows_ND.index_select(0, part.key_N).view(tiles * groups, keys, -1)
 
 
 def _probabilities(part: Gathering, query_ND: Tensor, key_ND: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(attention weights [B * G, R * Q, K]; queries times the scale; keys)."""
+    """Return the attention weights [B * G, R * Q, K], the scaled queries, and the keys."""
     tiles, groups, ratio, queries, keys = part.shape
     scaled, key = _queries(query_ND, part).mul_(scale), _keys(key_ND, part)
     score = torch.bmm(scaled, key.transpose(1, 2)).view(tiles, groups * ratio, queries, keys).add_(part.mask_B1QK)
@@ -252,7 +254,7 @@ def _probabilities(part: Gathering, query_ND: Tensor, key_ND: Tensor, scale: flo
 
 
 def _summed(parts: Sequence[Tensor], batch: Batch) -> Tensor:
-    """Sum over all copies of each key, in float32: [G * T, D]."""
+    """Sum all copies of each key, in float32, [G * T, D]."""
     return embedding_bag(batch.slot_N, torch.cat(list(parts)).float(), batch.first_GT, mode="sum")
 
 
@@ -260,7 +262,7 @@ def _summed(parts: Sequence[Tensor], batch: Batch) -> Tensor:
 
 
 def _tiles(segment: Segment, end_T: Tensor) -> Iterator[Tiles]:
-    """Cut the segment into tiles. In depth-first order a tile's outside keys are the path above its first token."""
+    """Cut the segment into tiles. In depth-first order, the keys outside a tile are the path above its first token."""
     count = len(segment.token)
     height = _LONG_TILE if max(segment.depth) >= _LONG else _TILE
     spans = [range(first, min(first + height, count)) for first in range(0, count, height)]
@@ -270,7 +272,8 @@ def _tiles(segment: Segment, end_T: Tensor) -> Iterator[Tiles]:
 
 
 def _alike(heights: Sequence[int], widths: Sequence[int]) -> list[list[int]]:
-    """Group tiles into stacks: equally many queries, and at most a quarter more keys in the widest than in the narrowest."""
+    """Group tiles into stacks with the same number of queries, in which the widest tile has at most a quarter more keys than the
+    narrowest."""
     stacks: list[list[int]] = []
     for tile in sorted(range(len(widths)), key=lambda tile: (heights[tile], widths[tile])):
         first = stacks[-1][0] if stacks else tile
@@ -310,7 +313,7 @@ def _planned(
 
 
 def _within_copies(gatherings: Sequence[Gathering]) -> Iterator[list[Gathering]]:
-    """Group consecutive stacks with at most `_COPIES` key rows in all; a single stack may have more."""
+    """Group consecutive stacks with at most `_COPIES` key rows in total; a single stack may have more."""
     some, copies = list[Gathering](), 0
     for part in gatherings:
         if some and copies + len(part.key_N) > _COPIES:
@@ -322,7 +325,7 @@ def _within_copies(gatherings: Sequence[Gathering]) -> Iterator[list[Gathering]]
 
 
 def _batch(gatherings: list[Gathering], keys: int) -> Batch:
-    """keys: G * T."""
+    """Combine stacks into a batch. `keys` is G * T."""
     key_N = torch.cat([part.key_N for part in gatherings])
     copies = torch.bincount(key_N, minlength=keys)
     return Batch(gatherings=gatherings, slot_N=key_N.argsort(stable=True), first_GT=copies.cumsum(0) - copies)

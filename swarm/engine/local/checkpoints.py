@@ -33,7 +33,7 @@ class Checkpoint(checkpoints.Checkpoint):
 
 
 def write(directory: Path, checkpoint: Checkpoint, *, keep: int, best: int | None = None) -> None:
-    """See `training.checkpoints.write`. Raises: OSError."""
+    """Write a checkpoint; see `training.checkpoints.write`. Raises: OSError."""
 
     def fill(folder: Path) -> None:
         hashes = {
@@ -51,10 +51,10 @@ def read(directory: Path, step: int) -> Checkpoint:
 
 
 def fingerprint(directory: Path, step: int) -> str | None:
-    """The SHA-256 of this step's weights, from the checkpoint's manifest; None if there is no checkpoint.
+    """Return the SHA-256 of this step's weights from the checkpoint's manifest, or None if there is no checkpoint.
 
-    For a checkpoint that verl's ranks wrote in parts: the hash of the file that one process would have written.
-    Raises: EngineError, BrokenCheckpoint if it cannot be read.
+    For a checkpoint that verl's ranks wrote in parts, this is the hash of the file that one process would have written.
+    Raises: EngineError, or BrokenCheckpoint if it cannot be read.
     """
     folder = folder_of(directory, step)
     try:
@@ -85,12 +85,12 @@ class Stored(Protocol):
     def weight(self, name: str) -> Tensor: ...
 
     def moments(self, name: str) -> dict[str, Tensor]:
-        """The weight's moments by kind; empty before the first step."""
+        """Return the weight's moments by kind; empty before the first step."""
         ...
 
 
 def stored(folder: Path, manifest: Mapping[str, str] | None = None) -> Stored:
-    """The content of a complete checkpoint, whichever engine wrote it. Raises: OSError, ValueError."""
+    """Open the content of a complete checkpoint, whichever engine wrote it. Raises: OSError, ValueError."""
     found = HASHES.validate_json((folder / MANIFEST).read_bytes()) if manifest is None else manifest
     ranks = ranks_in(found)
     return Parts(folder, ranks) if ranks else _Whole(folder)
@@ -139,17 +139,17 @@ _NAMES = {
 
 
 def wider(stored: torch.dtype, computed: torch.dtype) -> torch.dtype:
-    """The type in which a weight leaves the trainer: the hosted weight's type, or the compute type if that is wider."""
+    """Return the dtype in which a weight leaves the trainer: the hosted weight's dtype, or the compute dtype if that is wider."""
     return max(stored, computed, key=lambda each: each.itemsize)
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], hashed_by: NewHash = hashlib.sha256
 ) -> str:
-    """Write each tensor in its type from `dtypes`; return the file's hash, SHA-256 by default.
+    """Write each tensor in its dtype from `dtypes`; return the file's hash, SHA-256 by default.
 
-    Overwrites an existing file in place, because reused memory is much faster than fresh memory. Callers that need an atomic
-    write use a new name and rename. Raises: OSError.
+    Overwrites an existing file in place, because reused memory is much faster than fresh memory. For an atomic write, write to a new
+    name and rename the file. Raises: OSError.
     """
     digest = hashed_by()
     with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as file:
@@ -164,7 +164,7 @@ def write_tensors(
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """The SHA-256 of the file that `write_tensors` would write for these tensors in their own types."""
+    """Return the SHA-256 of the file that `write_tensors` would write for these tensors in their own dtypes."""
     digest = hashlib.sha256()
     for chunk in _chunks(tensors, {name: tensor.dtype for name, tensor in tensors.items()}):
         digest.update(chunk)

@@ -1,8 +1,8 @@
 """Speed-ups for vLLM's CPU backend; no effect on other devices.
 
-vLLM has compiled RMS norms, but its models use plain torch ones, where a model of thirty layers spends a tenth of its decoding
-time. Its sampler generates noise for the whole vocabulary, a seventh of the decoding time.
-Imported by vLLM's worker before it makes its sampler and sets its priorities (`--ir-op-priority`).
+vLLM has compiled RMS norms, but its models use plain torch ones, which take a tenth of the decoding time of a model with thirty
+layers. Its sampler generates noise for the whole vocabulary, which takes a seventh of the decoding time. vLLM's worker imports
+this module before it creates its sampler and sets its priorities (`--ir-op-priority`).
 """
 
 import torch
@@ -17,7 +17,7 @@ from swarm.engine.sampling.server import CPU_NORMS
 
 
 def _plain(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
-    """Whether the compiled norm supports this: the whole last dimension, rows contiguous."""
+    """Return whether the compiled norm supports these arguments: the whole last dimension, contiguous rows."""
     return variance_size is None and weight is not None and weight.dtype == x.dtype and x.is_contiguous()
 
 
@@ -34,7 +34,8 @@ def _sample(
     k: Tensor | None,
     p: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Replaces `TopKTopPSampler.forward_cpu`: returns tokens, and what logprobs_mode asks for. generators: of seeded rows."""
+    """Sample tokens in place of `TopKTopPSampler.forward_cpu`; also return what logprobs_mode asks for. `generators` has those of
+    seeded rows."""
     logits = apply_top_k_top_p(logits, k, p)
     logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
     rows, size = logprobs.shape
@@ -46,7 +47,7 @@ def _sample(
 
 
 def register() -> None:
-    """Offer the compiled norms to vLLM under CPU_NORMS, and have its sampler draw as `draw` does. Once per process."""
+    """Offer the compiled norms to vLLM as CPU_NORMS, and make its sampler use `draw`. Call it once per process."""
     here = current_platform.is_cpu()
     if here:
         current_platform.import_kernels()
@@ -71,8 +72,8 @@ def register() -> None:
 def pack_output_layer(model: nn.Module) -> None:
     """Repack the CPU kernels' copy of the output layer from its current weight; other devices keep no copy.
 
-    If input and output embedding are tied, vLLM's reload updates the tensor but not this packed copy. Without this call, tokens
-    would be drawn with the initial output layer for ever.
+    If the input and output embeddings are tied, vLLM's reload updates the tensor but not this packed copy. Without this call, tokens
+    would always be sampled with the initial output layer.
     """
     for layer in model.modules():
         if isinstance(layer, ParallelLMHead) and isinstance(layer.quant_method, UnquantizedEmbeddingMethod):

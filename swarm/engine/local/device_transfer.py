@@ -1,7 +1,7 @@
-"""Weights from the trainer to inference over the device that both compute on, through one tensor that they share.
+"""Transfer of weights from the trainer to inference within one device, through a tensor that both share.
 
-The trainer waits on a Unix socket, sends the shared tensor, and fills it part by part; inference copies each part before the next
-one comes. torch shares a GPU's memory by CUDA IPC, and a CPU's by a file in memory.
+The trainer listens on a Unix socket, sends the shared tensor, and fills it part by part; inference copies each part before the next
+one arrives. torch shares GPU memory through CUDA IPC, and CPU memory through a file in memory.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from swarm.engine.seam import EngineError
 from swarm.engine.training.weights_digest import WeightsDigest
 
 _PART_BYTES = 256 << 20
-"""Size of the shared tensor, unless one weight is larger."""
+"""Size of the shared tensor in bytes, unless one weight is larger."""
 _ALIGNED = 16
 """Weights begin at multiples of this many bytes."""
 _MEETING_S = 20.0
-"""Longest time that either side waits for the other one to come."""
+"""How long either side waits for the other to connect, in seconds."""
 _LOOK_EVERY_S = 0.01
 
 
 class _Place(NamedTuple):
-    """Where a weight lies in the shared tensor. start: in bytes."""
+    """A weight's place in the shared tensor. `start` is its offset in bytes."""
 
     name: str
     dtype: torch.dtype
@@ -44,20 +44,20 @@ class _Place(NamedTuple):
         return self.start + -(-size // _ALIGNED) * _ALIGNED
 
     def of(self, shared: Tensor) -> Tensor:
-        """The weight itself."""
+        """Return the weight as a view of the shared tensor."""
         size = self.shape.numel() * self.dtype.itemsize
         return shared[self.start : self.start + size].view(self.dtype).view(self.shape)
 
 
 def send(path: Path, weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> str:
-    """Send each weight, in its type from `dtypes`, to the one reader of the socket at `path`. Returns their digest.
+    """Send each weight, in its dtype from `dtypes`, to the only reader of the socket at `path`; return the weights' digest.
 
-    Raises: EngineError when nobody comes, or the reader breaks off.
+    Raises: EngineError if no reader connects, or the reader disconnects.
     """
     digest = WeightsDigest()
     device = next(iter(weights.values())).device
     parts = [*_parts(weights, dtypes, _PART_BYTES)]
-    torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]  # the other one is for relatives
+    torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]  # the default needs related processes
     try:
         with _reader(path) as reader:
             shared = torch.empty(max(part[-1].end for part in parts), dtype=torch.uint8, device=device)
@@ -71,12 +71,12 @@ def send(path: Path, weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.d
                 reader.recv()
             reader.send(None)
     except (OSError, EOFError, RuntimeError) as error:
-        raise EngineError(f"weights cannot be sent over the device: {error or type(error).__name__}") from error
+        raise EngineError(f"cannot send weights over the device: {error or type(error).__name__}") from error
     return digest.hexdigest()
 
 
 class Incoming:
-    """The weights that `send` sends to this socket. Raises: OSError, EOFError, RuntimeError where memory cannot be shared."""
+    """Receives the weights that `send` sends to this socket. Raises: OSError, EOFError or RuntimeError if memory cannot be shared."""
 
     def __init__(self, path: Path) -> None:
         self._sender = _connected(path)
@@ -87,7 +87,7 @@ class Incoming:
             raise
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Copies of all weights, in the sender's order."""
+        """Yield copies of all weights, in the sender's order."""
         while (part := self._sender.recv()) is not None:
             copies = [(place.name, place.of(self._shared).clone()) for place in part]
             _finish(self._shared.device)
@@ -103,7 +103,7 @@ class Incoming:
 
 
 def _parts(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], part_bytes: int) -> Iterator[list[_Place]]:
-    """Places of as many weights as fit at a time; at least one."""
+    """Yield the places of as many weights as fit at a time, but at least one."""
     part: list[_Place] = []
     for name, weight in weights.items():
         place = _Place(name, dtypes[name], weight.shape, part[-1].end if part else 0)
@@ -116,7 +116,7 @@ def _parts(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], par
 
 @contextmanager
 def _reader(path: Path) -> Iterator[Connection]:
-    """The first process that connects to a new socket at this path. Raises: OSError, TimeoutError among them."""
+    """Listen at this path, and yield the connection to the first process that connects. Raises: OSError, including TimeoutError."""
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -133,7 +133,7 @@ def _reader(path: Path) -> Iterator[Connection]:
 
 
 def _connected(path: Path) -> Connection:
-    """Connect once somebody listens there. Raises: OSError."""
+    """Connect as soon as a process listens at this path. Raises: OSError."""
     deadline = time.monotonic() + _MEETING_S
     connecting = socket.socket(socket.AF_UNIX)
     try:
@@ -152,6 +152,6 @@ def _connected(path: Path) -> Connection:
 
 
 def _finish(device: torch.device) -> None:
-    """Wait until the device has done what was asked of it: the other process may read now."""
+    """Wait until the device has finished its queued work; then the other process may use the shared tensor."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

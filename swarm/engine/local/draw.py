@@ -1,6 +1,6 @@
-"""Draw tokens from log-probabilities: first a block of the vocabulary, then a token in it.
+"""Sample tokens from log-probabilities: first a block of the vocabulary, then a token in it.
 
-Suffixes of tensors: B rows, V vocabulary, N blocks of it, K tokens of a block.
+Tensor suffixes: B rows, V vocabulary, N blocks of the vocabulary, K tokens of a block.
 """
 
 import torch
@@ -10,17 +10,20 @@ _BLOCK = 256
 
 
 def noises(size: int) -> int:
-    """How many random numbers a row needs, for a vocabulary of this size."""
+    """Return how many random numbers a row needs, for a vocabulary of this size."""
     return -(-size // _BLOCK) + _BLOCK
 
 
 def draw(logprobs_BV: Tensor, noise: Tensor) -> Tensor:
-    """Token ids, [B].
+    """Return a sampled token id for each row, [B].
 
-    logprobs_BV: float32, -inf for a token that cannot be. noise: [B, noises(V)], independent and exponentially distributed.
-    Each choice is an exponential race: of the weights divided by such numbers the largest belongs to each with its own
-    probability (Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006). Rounding that moves a probability a
-    little hardly ever moves the choice, which cannot be said of a search in cumulated probabilities.
+    logprobs_BV: float32, -inf for impossible tokens.
+    noise: independent, exponentially distributed numbers, [B, noises(V)].
+
+    Each choice is an exponential race: each weight is divided by an exponentially distributed number, and the largest quotient wins.
+        Each
+    weight then wins with its own probability (Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006). Rounding that
+    moves a probability a little hardly ever changes the choice; with a search in cumulative probabilities it would.
     """
     rows, size = logprobs_BV.shape
     blocks = noises(size) - _BLOCK

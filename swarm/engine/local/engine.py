@@ -1,6 +1,6 @@
-"""The engine of one machine: vLLM's own servers and a torch trainer as children, joined into one `Engine`.
+"""The engine of one machine: vLLM's own servers and a torch trainer as child processes, joined into one `Engine`.
 
-Weights go from the one to the other as safetensors in memory. Imports neither torch nor vllm.
+Weights go from the trainer to vLLM as safetensors in memory. Imports neither torch nor vllm.
 """
 
 from __future__ import annotations
@@ -55,16 +55,19 @@ _SOCKET = "weights.sock"
 
 
 class LocalEngine:
-    """See `swarm.engine.seam.Engine`. logs: directory with a file per child. devices: of the trainer and of each replica.
+    """See `swarm.engine.seam.Engine`.
 
-    card: bytes of GPU memory, for the plan that divides it (`swarm.engine.memory.plan`); None: unknown, no plan.
-    sleep_mode: both children take turns on one GPU. Inference sleeps during a step, whatever max_staleness allows; between steps
-    the optimiser's state is in host memory. None: only if both do not fit at once.
-    offload: keep moments and initial weights in host memory. None: only if nothing else fits and enough host memory is free.
-    memory: bytes of host memory for that decision; None: unknown.
-    over_device: whole weights go to inference over the device that both children compute on, if it can be shared. None: on a GPU, unless
-    they take turns on it; what the trainer needs for that it has between steps.
-    Raises: EngineError for a model that does not fit on the card; the text says what would fit.
+    logs: directory with one log file per child.
+    devices: of the trainer and of each replica.
+    card: bytes of GPU memory, for the plan that divides it (`swarm.engine.memory.plan`). None: unknown, so there is no plan.
+    sleep_mode: whether both children take turns on one GPU. Then inference sleeps during a step, whatever max_staleness allows, and
+        between steps the optimizer's state is in host memory. None: only if both do not fit together.
+    offload: whether to keep moments and initial weights in host memory. None: only if nothing else fits and enough host memory is free.
+    memory: bytes of host memory for that decision. None: unknown.
+    over_device: whether full weights go to inference within the device that both children compute on, if it can be shared. None: on a
+        GPU, unless they take turns on it. Between steps the trainer has the memory that this needs.
+
+    Raises: EngineError if the model does not fit on the card; the message says what would fit.
     """
 
     def __init__(
@@ -142,7 +145,8 @@ class LocalEngine:
         self._slots = WeightSlots(model.path)
         self._lora: LoraSpec | None = None
         self._kept: asyncio.Future[None] | None = None
-        """The copy of weights that went over the device; a step waits for it, so that the trainer's next weights are not all there is."""
+        """Task that writes a copy of the weights that went over the device. A step waits for it, because it changes the trainer's only
+        copy."""
         self.sleep_mode = settings.sleep_mode
         by_itself = devices.kind == "cuda" and not self.sleep_mode
         self.over_device = devices.shared and (by_itself if over_device is None else over_device)
@@ -171,7 +175,7 @@ class LocalEngine:
         self._subscribers.append(on_health)
 
     async def boot(self) -> None:
-        """See `Engine.boot`. Raises: EngineDown, also if both children together do not fit into memory."""
+        """See `Engine.boot`. Raises: EngineDown, including when both children together do not fit into memory."""
         if self.trainer.process_id is None:
             await asyncio.to_thread(self._check_memory)
         await asyncio.to_thread(self._slots.open)
@@ -180,14 +184,14 @@ class LocalEngine:
         await asyncio.gather(self.inference.boot(), self.trainer.boot(), reserved)
 
     def memory_needed(self) -> tuple[int, int]:
-        """Approximate bytes of host memory: for inference, and for the trainer with the weights in transfer."""
+        """Return the approximate bytes of host memory for inference, and for the trainer with the weights in transfer."""
         return self.inference.memory_needed(), self._trainer_memory().peak
 
     def estimate(self) -> str:
-        """Estimated memory and boot time on an idle machine, in words."""
+        """Describe the estimated memory and boot time on an idle machine."""
         inference, trainer = self.memory_needed()
         settings = self.inference.settings
-        beside = " beside the GPU's" if settings.device == "cuda" else ""
+        beside = " besides GPU memory" if settings.device == "cuda" else ""
         return (
             f"about {(inference + trainer) / GIB:.1f} GiB of memory{beside} (inference {inference / GIB:.1f}, trainer "
             f"{trainer / GIB:.1f}) and {settings.boot_s():.0f} s on an idle machine"
@@ -200,16 +204,16 @@ class LocalEngine:
         check(self._info.model, least, offloaded=self.offload)
         if self.plans is None or self.plans.whole is not None:
             check_slots(memory_dir(), settings.shape.served(settings.compute_dtype))
-        _LOG.info("%s takes %s", self._info.model, self.estimate())
+        _LOG.info("%s needs %s", self._info.model, self.estimate())
         if self.plans is not None:
-            _LOG.info("memory of the card: %s", self.plans)
+            _LOG.info("GPU memory: %s", self.plans)
         slow = slow_type(settings.device, settings.compute_dtype)
         if slow is not None:
             _LOG.warning("%s", slow)
         available = available_memory()
         if available is not None and sum(self.memory_needed()) > available:
             name, free = self._info.model, available / GIB
-            _LOG.warning("memory may run out: %s takes %s; %.1f GiB are free", name, self.estimate(), free)
+            _LOG.warning("memory may run out: %s needs %s; %.1f GiB are free", name, self.estimate(), free)
 
     def _trainer_memory(self) -> HostMemory:
         settings = self.inference.settings
@@ -264,13 +268,11 @@ class LocalEngine:
         return await self.trainer.checkpoint(best)
 
     async def serve(self, version: WeightsVersion) -> None:
-        """See `Engine.serve`. Raises also: EngineError if the written weights differ from the trained ones."""
+        """See `Engine.serve`. Also raises EngineError if the written weights differ from the trained ones."""
         try:
             await asyncio.to_thread(self._slots.restore)
         except OSError as error:
-            raise EngineError(
-                f"there is no place for weights any more: {error}; make room in {memory_dir()}"
-            ) from error
+            raise EngineError(f"cannot make a place for weights: {error}; make room in {memory_dir()}") from error
         slot, adapter = self._slots.free_slot(), None
         file = slot / WeightSlots.FILE
         if self._lora is not None:
@@ -285,16 +287,17 @@ class LocalEngine:
         self._slots.serves(slot)
 
     async def _export(self, file: Path, version: WeightsVersion) -> str:
-        """Write the weights of this version; returns their checksum. Raises: EngineError."""
+        """Write the weights of this version; return their checksum. Raises: EngineError."""
         try:
             step, checksum = await self.trainer.export(file)
         except OSError as error:
-            raise EngineError(f"weights cannot be written to {file.parent}: {error}; make room there") from error
+            raise EngineError(f"cannot write weights to {file.parent}: {error}; make room there") from error
         _require_step(step, version)
         return checksum
 
     async def _serve_over_device(self, slot: Path, version: WeightsVersion) -> bool:
-        """Serve the trainer's weights, and write them to the slot while calls go on. False: `publish` them."""
+        """Serve the trainer's weights over the device, and write them to the slot while calls continue. If False, use `publish`
+        instead."""
         file = slot / WeightSlots.FILE
 
         async def send() -> str:
@@ -315,7 +318,7 @@ class LocalEngine:
             published = await self.inference.publish_over_device(transfer, version)
         except NotShared as error:
             self.over_device = isinstance(error.__cause__, TrainerCrashed)
-            _LOG.warning("%s; from now on they go through the machine's memory", error)
+            _LOG.warning("%s; from now on weights go through host memory", error)
             return False
         if published:
             self._slots.serves(slot)
@@ -344,17 +347,17 @@ class LocalEngine:
 
 
 def _divided(name: str, card: int, shape: ModelShape, wishes: Wishes, *, beside: int) -> Plans:
-    """Plans for a card. Leaves out offloading that nobody asked for if too little host memory is free now.
+    """Return the plans for a card. If too little host memory is free now, they do not offload unless offloading was requested.
 
-    beside: bytes of host memory that inference's processes take.
+    `beside` is the host memory of inference's processes, in bytes.
     """
     plans = planned(name, card, shape, wishes)
     available = None if wishes.memory is None or wishes.offload else available_memory()
     if available is None or not plans.chosen.training.offload or plans.chosen.host + beside <= available:
         return plans
     _LOG.warning(
-        "offloading takes %.1f GiB of the machine's memory, and %.1f are free: the GPU is divided as far as these go; end other programs "
-        "and start again to offload",
+        "offloading needs %.1f GiB of host memory, but %.1f are free: planning with the free memory; to offload, end other programs "
+        "and start again",
         (plans.chosen.host + beside) / GIB,
         available / GIB,
     )
@@ -367,12 +370,13 @@ def _require_step(step: int, version: WeightsVersion) -> None:
 
 
 async def _approve(file: Path, trained: str) -> None:
-    """Check the file's hash. Raises: WeightsRefused if it is not that of the trained weights; EngineError if there is no file."""
+    """Check the file's hash. Raises: WeightsRefused if it differs from that of the trained weights; EngineError if the file cannot be
+    read."""
     try:
         found = await asyncio.to_thread(checksum_of, file)
     except OSError as error:
-        raise EngineError(f"the weights in {file} cannot be read: {error}") from error
+        raise EngineError(f"cannot read the weights in {file}: {error}") from error
     if found != trained:
         raise WeightsRefused(
-            f"the weights in {file} are not those that were trained; is the memory that holds them full, or used by another program?"
+            f"the weights in {file} differ from the trained weights; is the memory that holds them full, or used by another program?"
         )

@@ -36,7 +36,7 @@ def test_a_failed_check_is_exit_code_one_and_a_strange_file_two(swarm: Swarm, mi
     mine.write_text("def f(t):\n    return t.logp_N.exp().mean() + t.logp_N\n")
     code, output, _ = swarm("algorithm", "check", f"{mine}:f", "--as", "loss")
     assert code == 1
-    assert "mask           FAILED  what untrained tokens hold changes others" in output
+    assert "mask           FAILED  the values of untrained tokens change other tokens' results" in output
     for given, said in (
         (f"{mine}:f", "give --as"),
         (str(mine), "which functions"),

@@ -39,16 +39,16 @@ def test_a_device_is_named_by_kind_and_number(text: str, name: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "gpu", "cuda:", "cuda:-1", "cuda1", "cuda:0:1", "cpu:x", "cuda:99999"])
 def test_what_is_no_device_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no device: write cpu, cpu:1, cuda:0"):
+    with pytest.raises(ValueError, match="is not a device: write cpu, cpu:1, cuda:0"):
         DeviceName.parse(text)
 
 
 def test_devices_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(ValueError, match="cuda:1 twice"):
         layout("cuda:0", "cuda:1", "cuda:1")
-    with pytest.raises(ValueError, match="one kind of device"):
+    with pytest.raises(ValueError, match="the same kind of device"):
         layout("cpu", "cuda:0")
-    with pytest.raises(ValueError, match="one kind of device"):
+    with pytest.raises(ValueError, match="the same kind of device"):
         layout("cuda:0", "cuda:1", "cpu")
 
 
@@ -56,9 +56,9 @@ def test_devices_that_do_not_fit_together_are_refused() -> None:
 def test_gpus_are_counted_by_their_files_or_by_those_that_may_be_seen() -> None:
     layout("cuda:0", "cuda:1").require({})
     layout("cuda:2", "cuda:0").require({"CUDA_VISIBLE_DEVICES": "4,GPU-af, 2"})
-    with pytest.raises(EngineError, match=r"there is no cuda:3: this machine has 2 GPUs that may be used"):
+    with pytest.raises(EngineError, match=r"there is no cuda:3: this machine has 2 usable GPUs"):
         layout("cuda:0", "cuda:1", "cuda:3").require({})
-    with pytest.raises(EngineError, match=r"there is no cuda:1: this machine has 1 GPUs"):
+    with pytest.raises(EngineError, match=r"there is no cuda:1: this machine has 1 usable GPUs"):
         layout("cuda:0", "cuda:1").require({"CUDA_VISIBLE_DEVICES": "1,-1,0"})
     with pytest.raises(EngineError, match="CUDA_VISIBLE_DEVICES hides every GPU"):
         layout("cuda:0", "cuda:1").require({"CUDA_VISIBLE_DEVICES": ""})

@@ -96,7 +96,7 @@ def test_a_reader_that_breaks_off_is_an_error_of_the_engine(
 ) -> None:
     monkeypatch.setattr(device_transfer, "_PART_BYTES", 1000)
     receiving = received_by(other, tmp_path / "s", most=1)
-    with pytest.raises(EngineError, match="cannot be sent over the device"):
+    with pytest.raises(EngineError, match="cannot send weights over the device"):
         send(tmp_path / "s", weights(), types())
     receiving.result()
 

@@ -230,7 +230,7 @@ async def test_an_engine_on_a_gpu_boots_on_a_machine_with_less_memory_than_the_g
     await made.boot()
     made.inference.settings.check_memory()
     await made.shutdown()
-    assert "beside the GPU's" in made.estimate()
+    assert "besides GPU memory" in made.estimate()
     monkeypatch.setattr("swarm.engine.memory.host.available_memory", lambda: GIB)
     with pytest.raises(EngineDown, match="to boot"):
         await made.boot()
