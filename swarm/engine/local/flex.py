@@ -4,8 +4,8 @@ Its backward pass assigns each block of keys to one processor, which handles all
 another. All queries see a shared prefix, so the GPU would wait for that one block. Therefore a block with many readers gets
 several copies, each for some of the readers, and the gradients of the copies are summed.
 
-Suffixes of tensors: T tokens of a micro-batch; N blocks of tokens, B blocks with copies; K rows of keys, those of all B blocks;
-G key heads, D width of a head.
+Tensor suffixes: T tokens of a micro-batch; N blocks of tokens; B blocks including copies; K key rows of all B blocks;
+G key heads; D head width.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ BLOCK = 128
 _READERS = 8
 """Query blocks per copy of a key block: fewer would mean more copies, more would mean longer waits."""
 _COPIES = 4
-"""Most blocks, copies included, as a multiple of the blocks: each layer keeps them for its backward pass. In a row of N blocks
-that all later ones see, each block would have N / 16 copies on average; more readers per copy still occupy every processor."""
+"""Maximum number of blocks, including copies, as a multiple of the original blocks; each layer keeps them for its backward pass. In a
+row of N blocks that all later blocks see, each block would have N / 16 copies on average; more readers per copy still occupy every
+processor."""
 _KERNELS = 64
-"""Most compiled variants of the kernel: with or without gradients of inputs, with or without a window, in either type, for one
-token, one block, or more. Beyond torch's default of eight it would hold all scores at once, and only a log line would say so."""
+"""Maximum number of compiled kernel variants: with or without input gradients, with or without a window, in either dtype, for one
+token, one block, or more. Beyond torch's default of eight, attention would hold all scores in memory, and only a log line would say
+so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlexPlan:
     """The attention mask, for all layers with the same window.
 
-    row_K: token of each row of keys. copy_B: key blocks, sorted by the block that they copy; first_N: where each block's copies
-    begin.
+    row_K: token of each row of keys.
+    copy_B: key blocks, sorted by the block that they copy.
+    first_N: index at which each block's copies begin.
     """
 
     mask: BlockMask
@@ -49,9 +52,9 @@ class FlexPlan:
 
 
 def planned(segment: Segment, window: int | None, device: torch.device) -> FlexPlan:
-    """Build the plan on the CPU, without waiting for the GPU; needs memory for blocks squared, not for tokens squared.
+    """Build the plan on the CPU, without waiting for the GPU. It needs memory for the square of the blocks, not of the tokens.
 
-    Avoids multi-threaded torch operations: waking the threads would take longer than all of this.
+    Avoids multi-threaded torch operations: waking the threads would take longer than the whole function.
     """
     end_T, depth_T = torch.tensor(segment.end), torch.tensor(segment.depth)
     seen_NN, full_NN = blocks(end_T, depth_T, window)
@@ -85,7 +88,8 @@ def planned(segment: Segment, window: int | None, device: torch.device) -> FlexP
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, plan: FlexPlan, scale: float) -> Tensor:
-    """query [1, H, T, D]; key, value [1, G, T, D]; all in one type. Returns [1, T, H, D]. Compiled on a GPU, where alone it has a backward pass."""
+    """Return attention [1, T, H, D] for query [1, H, T, D] and key, value [1, G, T, D], all of one dtype. It is compiled on a GPU, and
+    has a backward pass only there."""
     key, value = (_Copied.apply(tensor, plan.row_K, plan.copy_B, plan.first_N) for tensor in (key, value))  # type: ignore[no-untyped-call]
     grouped = query.shape[1] != key.shape[1]
     seen = kernel(query.is_cuda)(query, key, value, block_mask=plan.mask, scale=scale, enable_gqa=grouped)
@@ -95,15 +99,17 @@ def attend(query: Tensor, key: Tensor, value: Tensor, plan: FlexPlan, scale: flo
 
 @cache
 def kernel(compiled: bool) -> Callable[..., Any]:
-    """FlexAttention itself."""
+    """Return FlexAttention, compiled or not."""
     if not compiled:
         return cast(Callable[..., Any], flex_attention)
     torch._dynamo.config.recompile_limit = _KERNELS
-    return torch.compile(flex_attention, dynamic=True, fullgraph=True)  # else it would go on uncompiled at the limit
+    return torch.compile(
+        flex_attention, dynamic=True, fullgraph=True
+    )  # without fullgraph it would run uncompiled beyond the limit
 
 
 class _Copied(torch.autograd.Function):
-    """[1, G, T, D] → [1, G, K, D]; backwards, what all copies of a row received is added up in float32."""
+    """[1, G, T, D] → [1, G, K, D]; the backward pass sums the gradients of all copies of a row in float32."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, row_K: Tensor, copy_B: Tensor, first_N: Tensor) -> Tensor:
@@ -122,18 +128,19 @@ class _Copied(torch.autograd.Function):
 
 
 def blocks(end_T: Tensor, depth_T: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-    """Of all blocks of queries [N, by keys N]: those with a pair that may see each other, and those in which every pair does.
+    """Return which blocks of queries by keys [N, N] have any pair of tokens that sees each other, and in which blocks every pair does.
 
-    From the ends of the blocks' subtrees alone. torch's own `create_block_mask` looks at each pair of tokens, ten bytes for each.
+    Needs only the ends of the blocks' subtrees. torch's own `create_block_mask` looks at each pair of tokens and takes ten bytes for
+    each.
     """
     lacking = -len(end_T) % BLOCK
     end_NB, depth_NB = (
-        torch.cat([row_T, row_T[-1:].expand(lacking)]).view(-1, BLOCK)  # no value that is not there already
+        torch.cat([row_T, row_T[-1:].expand(lacking)]).view(-1, BLOCK)  # pad with a value that is already there
         for row_T in (end_T, depth_T)
     )
     block_N = torch.arange(len(end_NB))
     query_N1, key_1N = block_N[:, None], block_N[None, :]
-    # Keys of blocks before reach at least to a query's block when a subtree ends behind its first token.
+    # A query block sees an earlier key block if one of its subtrees ends after the query block's first token.
     seen_NN = (key_1N == query_N1) | (key_1N < query_N1) & (end_NB.amax(1) > query_N1 * BLOCK)
     full_NN = (key_1N < query_N1) & (end_NB.amin(1) >= (query_N1 + 1) * BLOCK)
     if window is not None:
@@ -143,7 +150,7 @@ def blocks(end_T: Tensor, depth_T: Tensor, window: int | None) -> tuple[Tensor, 
 
 
 def _readers_of_one(seen_NN: Tensor) -> int:
-    """Most query blocks per copy of a key block."""
+    """Return the maximum number of query blocks per copy of a key block."""
     seen_N, readers = seen_NN.sum(0), _READERS
     while int((seen_N + readers - 1).div(readers, rounding_mode="floor").sum()) > _COPIES * len(seen_N):
         readers += 1
@@ -151,8 +158,8 @@ def _readers_of_one(seen_NN: Tensor) -> int:
 
 
 def _copies(seen_NN: Tensor, readers: int) -> tuple[Tensor, list[int]]:
-    """(which copy each query block reads of each key block [N, N]; the block that each of B copies). The first N of B are the
-    original blocks."""
+    """Return which copy of each key block each query block reads [N, N], and which block each of the B blocks copies. The first N of B
+    are the original blocks."""
     count = len(seen_NN)
     part_NN = (seen_NN.cumsum(0) - 1).div(readers, rounding_mode="floor")
     extra_N = part_NN[-1].clamp(min=0)
@@ -162,19 +169,19 @@ def _copies(seen_NN: Tensor, readers: int) -> tuple[Tensor, list[int]]:
 
 
 def _spread(chosen_NN: Tensor, copied_NN: Tensor, count: int) -> Tensor:
-    """The chosen key blocks, each at the copy that its reader uses: [N, B]."""
+    """Assign each chosen key block to the copy that its reader uses: [N, B]."""
     return torch.zeros(len(chosen_NN), count, dtype=torch.int32).scatter_add_(1, copied_NN, chosen_NN.int()).bool()
 
 
 def _readers(seen_NB: Tensor) -> tuple[Tensor, Tensor]:
-    """For each of B, the first query block that sees it, and the one after the last."""
+    """Return, for each of the B blocks, the first query block that sees it, and the one after the last."""
     place_N1 = torch.arange(len(seen_NB))[:, None]
     first_B = place_N1.where(seen_NB, len(seen_NB)).amin(0)
     return first_B, (place_N1 + 1).where(seen_NB, 0).amax(0)
 
 
 def _listed(chosen_NB: Tensor) -> tuple[Tensor, Tensor]:
-    """BlockMask's format: how many key blocks each query block sees, and which; the same for all heads."""
+    """Convert to BlockMask's format: how many key blocks each query block sees, and which; the same for all heads."""
     order_NB = chosen_NB.int().argsort(dim=-1, descending=True, stable=True)
     return chosen_NB.sum(-1, dtype=torch.int32)[None, None], order_NB.int()[None, None]
 
@@ -182,14 +189,15 @@ def _listed(chosen_NB: Tensor) -> tuple[Tensor, Tensor]:
 def _rule(
     begin_K: Tensor, end_K: Tensor, depth_K: Tensor, depth_T: Tensor, window: int | None
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The mask rule. Subtrees are contiguous: a key's readers run from it to the end of its subtree, and each reads one of its copies."""
+    """Return the mask rule. Subtrees are contiguous: a key's readers run from the key to the end of its subtree, and each reads one of
+    its copies."""
 
     def above(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= begin_K[key]) & (query < end_K[key])
 
     if window is None:
         return above
-    beyond_T = depth_T - window  # a tensor: a number would be compiled as one that may change
+    beyond_T = depth_T - window  # a tensor, because a number would be compiled as a dynamic value
 
     def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return above(batch, head, query, key) & (depth_K[key] > beyond_T[query])

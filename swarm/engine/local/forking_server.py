@@ -1,7 +1,8 @@
-"""vLLM's own server for the CPU, whose engine core is forked from it. Run as a module, with the arguments of vLLM's.
+"""vLLM's own server for the CPU, with an engine core that is forked from it. Run it as a module, with vLLM's arguments.
 
-On the CPU vLLM spawns its core, which imports everything once more; elsewhere it forks. It spawns so that the core loads a library of threads
-before all others: here the server itself has loaded it (`threads.yielding_threads`), and Intel's bears a fork, which GNU's does not.
+On the CPU, vLLM spawns its core, which imports everything again; elsewhere it forks. vLLM spawns so that the core loads a thread
+library before all others. Here the server itself has loaded it (`threads.yielding_threads`), and Intel's library survives a fork,
+unlike GNU's.
 """
 
 from __future__ import annotations

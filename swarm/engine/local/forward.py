@@ -1,6 +1,6 @@
 """The trainer's model: trained weights in float32, the hosted weights, and a forward pass over prefix trees.
 
-Suffixes of tensors: T tokens of a micro-batch, D hidden size.
+Tensor suffixes: T tokens of a micro-batch, D hidden size.
 """
 
 from __future__ import annotations
@@ -45,17 +45,19 @@ _OTHER_LOGITS = (
 """Config fields of models whose logits are not just hidden states times the output embedding, or whose attention is not just
 scaled products."""
 _ATTENDING = {"full_attention", "sliding_attention", "attention"}
-"""Types of layers in which a token reads only its ancestors, whatever else is in the row."""
+"""Layer types in which a token reads only its ancestors, whatever else is in the row."""
 _RUNNING = {"linear_attention", "conv", "mamba", "recurrent"}
-"""Types of layers whose state runs along the row, so that a token reads everything before it."""
+"""Layer types whose state runs along the row, so that a token reads everything before it."""
 _SCALE = "scalar_embed_scale"
-"""Attribute for the factor of a scaled embedding; transformers keeps it next to the tensor that it multiplies by."""
+"""Attribute with the factor of a scaled embedding; transformers keeps it next to the tensor that it multiplies by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceShare:
-    """The trainer's share of a GPU. room: bytes during a step, including CUDA's own; None: all. context: tokens of the longest call.
+    """The trainer's share of a GPU.
 
+    room: bytes during a step, including CUDA's own; None: all.
+    context: tokens of the longest call.
     offload: keep moments and initial weights in host memory, and copy them to the GPU when they are read.
     """
 
@@ -69,7 +71,7 @@ class UnsupportedModel(EngineError):
 
 
 class _Cast:
-    """A lower-precision copy of a weight, renewed when the weight has changed."""
+    """A lower-precision copy of a weight, refreshed when the weight has changed."""
 
     def __init__(self, weight: nn.Parameter, dtype: torch.dtype) -> None:
         self._weight = weight
@@ -90,19 +92,21 @@ class _Cast:
 def _hand_on(weight: nn.Parameter, copy: Tensor) -> None:
     """Add the copy's gradient to the weight's."""
     if weight.grad is None or copy.grad is None:
-        raise ValueError("gradients are made by `Optimizer.begin`")
+        raise ValueError("call `Optimizer.begin` before computing gradients")
     weight.grad.add_(copy.grad)
     copy.grad = None
 
 
 class Policy:
-    """One model. `start` holds the hosted weights, in the type they are stored in; every run begins with them. Offloaded, they lie in
-    the machine's memory.
+    """A model with the weights being trained.
 
-    Weights that are trained are float32 and have memory of their own. Beside adapters the matrices are the start weights themselves, or
-    a copy of them where these are not stored in the compute type; vectors are float32.
-    recompute: activations of a layer are computed again for the backward pass, and not kept. has_to_recompute: without that, not even
-    one of the longest contexts fits into the device. segment_tokens: how many tokens are computed at once, unless one context has more.
+    `start` holds the hosted weights in their stored dtype, in host memory if offloaded; every run begins with them. Trained weights
+    are float32, in memory of their own. With adapters, the matrices are the start weights themselves, or a copy if those are not
+    stored in the compute dtype; vectors are float32.
+
+    recompute: whether a layer's activations are computed again for the backward pass instead of being kept.
+    has_to_recompute: whether otherwise not even one context of maximum length fits on the device.
+    segment_tokens: how many tokens are computed together, unless one context has more.
     on_trees: False for models with layers whose state runs along the row; these compute merged timelines, one at a time.
     """
 
@@ -115,7 +119,7 @@ class Policy:
             if tensor.is_floating_point():
                 tensor.data = tensor.data.float()
         layers.hasten(model)
-        # A gradient of the rows that were read, not of the whole table.
+        # The gradient covers only the rows that were read, not the whole table.
         model.get_input_embeddings().sparse = True  # type: ignore[assignment]
         self.compute_dtype = torch.float32
         self.recompute = False
@@ -133,9 +137,13 @@ class Policy:
     def load(
         cls, path: Path, device: torch.device | None = None, *, trained: bool = True, share: DeviceShare | None = None
     ) -> Policy:
-        """device: None is the CPU. trained: False takes memory for the hosted weights alone, until `adapt`. share: of a GPU; None: all of it.
+        """Load a model from a folder.
 
-        Raises: UnsupportedModel when the checkpoint's weights are not the model's parameters, one for one.
+        device: None is the CPU.
+        trained: False allocates memory for the hosted weights only, until `adapt`.
+        share: the share of a GPU; None: all of it.
+
+        Raises: UnsupportedModel when the checkpoint's weights do not match the model's parameters one to one.
         """
         AttentionInterface.register(attention.NAME, attention.tree_attention)
         model = AutoModelForCausalLM.from_pretrained(
@@ -148,16 +156,16 @@ class Policy:
             policy.adapt(None, seed=0)
         if not policy.on_trees:
             _LOG.warning(
-                "%s has layers whose state runs along the row (%s): no prefix tree, it trains on merged timelines, one by one",
+                "%s has layers whose state runs along the row (%s): it trains on merged timelines one by one, without a prefix tree",
                 path.name,
                 type(model).__name__,
             )
         return policy
 
     def adapt(self, lora: LoraSpec | None, seed: int) -> None:
-        """Train new adapters from here on, made from this seed; None: all weights. All weights are reset.
+        """Reset all weights, and from now on train new adapters initialised from this seed (None: train all weights).
 
-        Raises: EngineError when a target is no layer of the model.
+        Raises: EngineError when a target is not a layer of the model.
         """
         if self.adapters is not None:
             self.adapters.remove()
@@ -172,16 +180,19 @@ class Policy:
             self._hold_frozen()
         self._fit()
         if self.has_to_recompute:
-            _LOG.warning("activations are computed twice: kept, those of %d tokens would not fit", self._share.context)
+            _LOG.warning(
+                "activations are computed twice, because those of %d tokens would not fit in memory",
+                self._share.context,
+            )
 
     @property
     def offloads(self) -> bool:
-        """Whether moments and the first weights lie in the machine's memory."""
+        """True if moments and initial weights are in host memory."""
         return self._share.offload
 
     @property
     def memory(self) -> TrainerMemory:
-        """Memory of this policy with its present training settings."""
+        """Memory of this policy with its current training settings."""
         return self._memory(checkpointing=self.recompute)
 
     def _memory(self, *, checkpointing: bool) -> TrainerMemory:
@@ -196,7 +207,7 @@ class Policy:
         return TrainerMemory(self._shape, training)
 
     def _fit(self) -> None:
-        """Choose how many tokens to compute at once."""
+        """Choose how many tokens to compute together."""
         keeping = self._memory(checkpointing=False)
         if self.device.type == "cpu":
             self.segment_tokens = tokens_on_cpu(keeping)
@@ -218,7 +229,7 @@ class Policy:
                 weight.data = start.to(weight.device, torch.float32, copy=True)
 
     def _hold_frozen(self) -> None:
-        """Keep untrained matrices in the compute type, and untrained vectors in float32."""
+        """Keep untrained matrices in the compute dtype, and untrained vectors in float32."""
         for name, weight in self.model.named_parameters():
             if not weight.requires_grad:
                 dtype = self.compute_dtype if weight.ndim > 1 else torch.float32
@@ -232,19 +243,19 @@ class Policy:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The weights that are trained, by name."""
+        """The trained weights, by name."""
         return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
 
     def _start_of(self, name: str) -> Tensor:
-        """Initial value of this weight in every run."""
+        """Return the value that this weight has at the start of every run."""
         if self.adapters is not None and name in self.adapters.start:
             return self.adapters.start[name]
         return self.start[hosted_name(name)]
 
     def use_dtype(self, dtype: Literal["auto"] | ComputeType) -> None:
-        """Compute in `bfloat16` (autocast) or `float32`. Trained weights stay float32. Raises: EngineError for what is left open."""
+        """Compute in `bfloat16` (autocast) or `float32`. Trained weights stay float32. Raises: EngineError for `auto`."""
         if dtype == "auto":
-            raise EngineError("the spec leaves dtype open; RunSpec.computed_in settles it")
+            raise EngineError("dtype is still auto; resolve it with RunSpec.computed_in")
         before, self.compute_dtype = self.compute_dtype, DTYPES[dtype]
         if self.adapters is not None and before is not self.compute_dtype:
             self._casts.clear()
@@ -261,40 +272,40 @@ class Policy:
 
     @property
     def output_weight(self) -> nn.Parameter:
-        """[V, D]; the input embedding itself in models that tie the two."""
+        """The output embedding, [V, D]; in models that tie the two, the input embedding itself."""
         weight = self.model.get_output_embeddings().weight
         assert isinstance(weight, nn.Parameter)
         return weight
 
     @property
     def cast_output_weight(self) -> Tensor:
-        """[V, D] in the compute type, without gradient."""
+        """The output embedding, [V, D], in the compute dtype, without gradient."""
         weight = self.output_weight
         return weight.detach() if weight.dtype is self.compute_dtype else self._cast("output", weight).detach()
 
     @property
     def output_grad(self) -> Tensor | None:
-        """Accumulated gradient of `output_weight`, [V, D]; None if that is not trained."""
+        """Accumulated gradient of `output_weight`, [V, D]; None if it is not trained."""
         grad = self.output_weight.grad
         if grad is None and self.output_weight.requires_grad:
-            raise ValueError("gradients are made by `Optimizer.begin`")
+            raise ValueError("call `Optimizer.begin` before computing gradients")
         return grad
 
     @property
     def start_output_weight(self) -> Tensor:
-        """The initial output weight, [V, D], in the compute type."""
+        """The initial output weight, [V, D], in the compute dtype."""
         if not self.output_weight.requires_grad:
             return self.cast_output_weight
         return self._start_named(self.output_weight).to(self.device, self.compute_dtype)
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Within the block, multiply matrices in the compute type."""
+        """Multiply matrices in the compute dtype within the block."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute_dtype is torch.bfloat16):
             yield
 
     def hidden(self, micro: MicroBatch) -> Tensor:
-        """Last hidden states of the current weights, [T, D]."""
+        """Return the last hidden states of the current weights, [T, D]."""
         table = self.model.get_input_embeddings()
         trained = table.weight.requires_grad
         embedded_1TD = table(micro.token_T[None]) if trained else self._start_embedded(micro.token_T)
@@ -307,14 +318,14 @@ class Policy:
             return self._run(lambda **inputs: functional_call(self._body, casts, (), inputs), micro, embedded_1TD)
 
     def _cast(self, name: str, weight: nn.Parameter) -> Tensor:
-        """The weight in the compute type, cast again only when it has changed; its gradient is added to the weight's."""
+        """Return the weight in the compute dtype, cast again only if it has changed; its gradient is added to the weight's."""
         cast = self._casts.get(name)
         if cast is None:
             cast = self._casts[name] = _Cast(weight, self.compute_dtype)
         return cast.current()
 
     def start_hidden(self, micro: MicroBatch) -> Tensor:
-        """Last hidden states of the start weights, [T, D]. Before any training they equal `hidden` bit for bit."""
+        """Return the last hidden states of the start weights, [T, D]. Before any training they equal `hidden` bit for bit."""
         body, table = self._body, self.model.get_input_embeddings().weight
         prefix = next(name for name, module in self.model.named_modules() if module is body)
         begun = {
@@ -328,11 +339,14 @@ class Policy:
             return self._run(lambda **inputs: functional_call(body, others, (), inputs), micro, embedded_1TD)
 
     def _ready(self, start: Tensor) -> Tensor:
-        """A start weight on the device, in the type that the forward pass uses."""
+        """Return a start weight on the device, in the dtype that the forward pass uses."""
         return start.to(self.device, start.dtype if self._is_cast(start) else torch.float32)
 
     def _start_embedded(self, token_T: Tensor) -> Tensor:
-        """[1, T, D]. The embedding itself makes it, which may scale its rows; those alone that are read become float32."""
+        """Embed tokens with the start weights, [1, T, D].
+
+        Calls the model's own embedding, because it may scale its rows. Only the rows that are read become float32.
+        """
         table = copy(self.model.get_input_embeddings())
         table.padding_idx = None  # it names a row of the whole table
         start_VD = self._start_named(self.model.get_input_embeddings().weight)
@@ -343,11 +357,11 @@ class Policy:
         return embedded
 
     def _start_named(self, weight: nn.Parameter) -> Tensor:
-        """The hosted model's original value of this weight, as stored."""
+        """Return the hosted model's original value of this weight, as stored."""
         return self.start[next(name for name, other in self.model.named_parameters() if other is weight)]
 
     def _is_cast(self, weight: Tensor) -> bool:
-        """Whether autocast casts the weight to the compute type; else it stays float32."""
+        """Return whether autocast casts the weight to the compute dtype; otherwise it stays float32."""
         return weight.ndim > 1 and self.compute_dtype is not torch.float32
 
     @property
@@ -369,28 +383,28 @@ class Policy:
 
 
 def _shape_of(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> ModelShape:
-    """weights: as they are stored."""
+    """Describe the model's shape. `weights` must have their stored dtypes."""
     described = ModelShape.described(model.config.get_text_config().to_dict())
     count = sum(weight.numel() for weight in weights.values())
     return replace(described, parameters=count, stored=sum(weight.nbytes for weight in weights.values()))
 
 
 def _reads_ancestors_alone(model: PreTrainedModel) -> bool:
-    """Raises: UnsupportedModel for layers that choose what a token reads by a rule of their own."""
+    """Return whether a token reads only its ancestors in every layer. Raises: UnsupportedModel for layer types with other rules."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     if other := sorted(kinds - _ATTENDING - _RUNNING):
-        raise UnsupportedModel(f"the trainer cannot compute this model's layers of the kind {', '.join(other)}")
+        raise UnsupportedModel(f"the trainer does not support this model's layer types: {', '.join(other)}")
     return not (kinds & _RUNNING or model._is_stateful)
 
 
 def _refuse_other_logits(model: PreTrainedModel) -> None:
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is None or getattr(head, "bias", None) is not None:
-        raise UnsupportedModel("the trainer needs a model with an output embedding without bias")
+        raise UnsupportedModel("the trainer needs a model that has an output embedding without bias")
     config = model.config.get_text_config()
     for name in _OTHER_LOGITS:
         if getattr(config, name, None) not in (None, 1, 1.0):
-            raise UnsupportedModel(f"the trainer cannot recompute this model's logits: its configuration has {name}")
+            raise UnsupportedModel(f"the trainer cannot recompute this model's logits: its configuration sets {name}")
 
 
 def _refuse_other_names(model: PreTrainedModel, path: Path) -> None:
@@ -401,6 +415,4 @@ def _refuse_other_names(model: PreTrainedModel, path: Path) -> None:
             stored.update(opened.keys())
     missing = [name for name, _ in model.named_parameters() if name not in stored]
     if missing:
-        raise UnsupportedModel(
-            f"weights of {path.name} are stored in another layout than they are trained: {missing[:3]}"
-        )
+        raise UnsupportedModel(f"{path.name} stores no weights under the names of these trained ones: {missing[:3]}")

@@ -1,6 +1,6 @@
 """Log-probabilities, entropies and their gradients from hidden states, a few heads at a time to avoid holding all logits; the critic.
 
-Suffixes of tensors: H heads, U uses (sampled tokens), D hidden size, V vocabulary.
+Tensor suffixes: H heads, U uses (sampled tokens), D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from swarm.engine.memory.training import BLOCK_LOGITS, CHUNK_GRADIENT, CHUNK_LOG
 from swarm.engine.tree import Branch, Segment
 
 _LANES = 32
-"""Chunks and blocks have a multiple of this many heads: other heights make products up to a quarter slower."""
+"""Chunks and blocks have a multiple of this many heads; other sizes make matrix products up to a quarter slower."""
 
 Price = Callable[[Tensor, Tensor, slice], Tensor]
-"""(logp_U, entropy_U, which uses) → their loss, a scalar. Gradients flow into the first two."""
+"""Computes the loss, a scalar, from logp_U, entropy_U and the slice of uses that they belong to. Gradients flow into the first two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """The positions of a micro-batch whose distributions are needed, and the tokens drawn from each."""
+    """The positions of a micro-batch whose distributions are needed, and the tokens sampled from each."""
 
     at_H: Tensor
     temperature_H: Tensor
@@ -37,7 +37,7 @@ class Heads:
 
     @classmethod
     def of(cls, segment: Segment, branches: Sequence[Branch], device: torch.device | None = None) -> Heads:
-        """branches: whose calls the segment's restricted heads name."""
+        """Build the heads of a segment. `branches` has the calls that the segment's restricted heads refer to."""
         counts = torch.bincount(torch.tensor(segment.use_head), minlength=len(segment.head_at))
         return cls(
             at_H=torch.tensor(segment.head_at, device=device),
@@ -49,17 +49,17 @@ class Heads:
         )
 
     def chunks(self, vocabulary: int) -> Iterator[slice]:
-        """Chunks of heads whose logits are held at once."""
+        """Return the chunks of heads whose logits are held together."""
         size = CHUNK_LOGITS if self.at_H.device.type == "cpu" else GPU_LOGITS
         return _parts(slice(0, len(self.at_H)), size // vocabulary)
 
     def gradient_rows(self, grad_VD: Tensor) -> Iterator[slice]:
-        """Slices of the output weight's gradient that are updated together."""
+        """Return slices of the output weight's gradient that are updated together."""
         size = CHUNK_GRADIENT if self.at_H.device.type == "cpu" else CHUNK_LOGITS
         return _parts(slice(0, len(grad_VD)), size // grad_VD.shape[1])
 
     def blocks(self, chunk: slice, vocabulary: int) -> Iterator[tuple[slice, slice]]:
-        """Blocks of a chunk that are processed together, with the uses of each."""
+        """Yield the blocks of a chunk that are processed together, with the uses of each."""
         size = (BLOCK_LOGITS if self.at_H.device.type == "cpu" else GPU_LOGITS) // vocabulary
         for block in _parts(chunk, size):
             yield block, slice(self.uses_before[block.start], self.uses_before[block.stop])
@@ -67,10 +67,10 @@ class Heads:
 
 @dataclass(slots=True)
 class _Block:
-    """The distribution at some heads, and the tokens drawn there."""
+    """The distribution at some heads, and the tokens sampled there."""
 
     scaled_HV: Tensor
-    """Logits over temperature, of tokens that could be drawn."""
+    """Logits divided by the temperature, for the tokens that could be sampled."""
     log_norm_H: Tensor
     prob_HV: Tensor
     entropy_H: Tensor
@@ -89,7 +89,7 @@ class _Block:
 
 @torch.no_grad()
 def survey(heads: Heads, hidden_HD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability of each use, and the entropy where it was drawn; both [U], in float32."""
+    """Return the log-probability of each use and the entropy of the distribution it was sampled from; both [U], in float32."""
     logps, entropies = [], []
     for at in heads.chunks(weight_VD.shape[0]):
         logits_HV = hidden_HD[at] @ weight_VD.T
@@ -105,8 +105,8 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     """Compute the loss of every use and its gradient, in one pass over the vocabulary.
 
-    Adds the gradient by the output weight to grad_VD (None: it is not trained). hidden_HD and weight_VD come in the compute type.
-    Returns: gradient by hidden_HD, logp_U, entropy_U, loss.
+    Adds the gradient with respect to the output weight to `grad_VD` (None: it is not trained). `hidden_HD` and `weight_VD` must be
+    in the compute dtype. Returns: gradient with respect to hidden_HD, logp_U, entropy_U, loss.
     """
     grad_hidden_HD = torch.empty_like(hidden_HD)
     logps, entropies, loss = [], [], 0.0
@@ -122,7 +122,7 @@ def gradients(
                 logps.append(logp_U)
                 entropies.append(entropy_U)
                 loss += cost
-            slope_HV = logits_HV  # each block's slopes were written over its logits
+            slope_HV = logits_HV  # each block's slopes have overwritten its logits
             grad_hidden_HD[at] = slope_HV @ weight_VD
             if grad_VD is not None:
                 for rows in heads.gradient_rows(grad_VD):
@@ -132,7 +132,7 @@ def gradients(
 
 @torch.enable_grad()
 def _priced(price: Price, logp_U: Tensor, entropy_U: Tensor, uses: slice) -> tuple[float, Tensor, Tensor]:
-    """The loss, and its gradients by both."""
+    """Return the loss and its gradients with respect to logp_U and entropy_U."""
     leaves = (logp_U.detach().requires_grad_(), entropy_U.detach().requires_grad_())
     cost = price(*leaves, uses)
     by_logp_U, by_entropy_U = torch.autograd.grad(cost, leaves, allow_unused=True, materialize_grads=True)
@@ -140,13 +140,13 @@ def _priced(price: Price, logp_U: Tensor, entropy_U: Tensor, uses: slice) -> tup
 
 
 def _parts(whole: slice, size: int) -> Iterator[slice]:
-    """Split a slice into parts. size: most entries per part, rounded down to whole lanes if it has at least one."""
+    """Split a slice into parts of at most `size` entries, a number that is rounded down to whole lanes if it has at least one."""
     step = max(1, size if size < _LANES else size // _LANES * _LANES)
     return (slice(first, min(first + step, whole.stop)) for first in range(whole.start, whole.stop, step))
 
 
 def _within(chunk: slice, block: slice) -> slice:
-    """The block's position within the chunk."""
+    """Return the block's position within the chunk."""
     return slice(block.start - chunk.start, block.stop - chunk.start)
 
 
@@ -163,7 +163,8 @@ def _distribution(heads: Heads, at: slice, uses: slice, logits_HV: Tensor) -> _B
 
 
 def _slope(block: _Block, by_logp_U: Tensor, by_entropy_U: Tensor) -> Tensor:
-    """Gradient of the loss by the model's logits times the temperature, [H, V]; written over the block's probabilities.
+    """Return the gradient of the loss with respect to the model's logits, times the temperature, [H, V]. Overwrites the block's
+    probabilities.
 
     d logp(a) / d logits = onehot(a) - p, and d entropy / d logits = -p * (log p + entropy).
     """
@@ -187,7 +188,7 @@ _STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Critic:
-    """V = w h / |h| + b, from zero. Its weights and moments belong to the run's checkpoint (docs/decisions/0011)."""
+    """V = w h / |h| + b, initialised to zero. Its weights and moments belong to the run's checkpoint (docs/decisions/0011)."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         self._weights = {"weight": torch.zeros(width, device=device), "bias": torch.zeros(1, device=device)}
@@ -197,14 +198,14 @@ class Critic:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Reset weights and moments."""
         with torch.no_grad():
             for weight in self._weights.values():
                 weight.zero_()
         self._optimizer = AdamW(self._weights.values(), weight_decay=0.0, fused=False, foreach=False)
 
     def values(self, hidden_HD: Tensor) -> Tensor:
-        """[H], in float32, with gradients to the hidden states and the critic's weights."""
+        """Return the values, [H], in float32, with gradients to the hidden states and the critic's weights."""
         unit_HD = torch.nn.functional.normalize(hidden_HD.float(), dim=-1)
         return unit_HD @ self._weights["weight"] + self._weights["bias"]
 
@@ -217,7 +218,7 @@ class Critic:
         self._optimizer.step()
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and moments as `critic/weight`, `critic/weight/exp_avg`, …; empty before the first step."""
+        """Return weights and moments as `critic/weight`, `critic/weight/exp_avg`, …; empty before the first step."""
         found: dict[str, Tensor] = {}
         for name, weight in self._weights.items():
             if moments := self._optimizer.state.get(weight):

@@ -1,7 +1,7 @@
 """Inference on this machine: vLLM's own server as a supervised child on a Unix socket that only we can reach.
 
-Token ids in, token ids and log-probabilities out, each token stamped with the weights that sampled it. Imports neither
-torch nor vllm, and knows nothing of training.
+It takes token ids, and returns token ids and log-probabilities with the version of the weights that sampled each token. Imports
+neither torch nor vllm, and knows nothing of training.
 """
 
 from __future__ import annotations
@@ -35,31 +35,33 @@ from swarm.protocol.episodes import WeightsVersion
 
 _LOG = logging.getLogger(__name__)
 _IMPORTS_S: dict[Device, float] = {"cpu": 120.0, "cuda": 600.0}
-"""Longest start before it reads weights; an idle machine needs a sixth of it. On a GPU vLLM compiles the model and captures its graphs."""
+"""Time limit for a start up to reading weights, in seconds. An idle machine needs a sixth of it. On a GPU vLLM compiles the model and
+captures its graphs."""
 _PROBE_EVERY_S = 0.2
 _LOOK_EVERY_S = 5.0
-"""Interval between checks of a serving child."""
+"""Seconds between checks of a serving child."""
 _OVERRUN = 2
-"""How many times its interval a check must take to show that this process was suspended."""
+"""A check that takes this many times its interval shows that this process was suspended."""
 _CHANGES = 4
-"""Requests per change of weights, besides the one that loads them."""
+"""Number of requests per change of weights, besides the request that loads them."""
 _MAX_SOCKET_PATH = 107
 _SOCKET = "vllm.sock"
 _LONGEST_SOCKET = "x" * 36
-"""A name as long as those of vLLM's own sockets in the same directory."""
+"""A name as long as the names of vLLM's own sockets in the same directory."""
 _SOCKET_DIR_PREFIX = "swarm-"
 
 
 class WeightsRefused(EngineError):
-    """The weights to be served differ from the trained ones."""
+    """The weights about to be served differ from the trained ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Weights to be served. weights_dir: safetensors under the checkpoint's own names; None: the hosted model's own.
+    """Weights to be served.
 
-    approval: succeeds once the files are complete and found to be what was trained; None: they are the model's own.
-    adapter: served on the hosted weights.
+    weights_dir: folder of safetensors under the checkpoint's own names; None: the hosted model's own weights.
+    approval: succeeds once the files are complete and match the trained weights; None: the weights are the model's own.
+    adapter: served on top of the hosted weights.
     """
 
     weights_dir: Path | None = None
@@ -68,21 +70,23 @@ class Published:
 
     @property
     def hosted(self) -> bool:
-        """Whether these are the hosted weights, as they are."""
+        """True if these are the hosted weights, unchanged."""
         return self.weights_dir is None and self.adapter is None
 
     async def approved(self) -> None:
-        """Wait for the approval and raise its errors. Cancelling this does not cancel the approval: others wait for it too."""
+        """Wait for the approval and raise its errors. Cancelling this wait does not cancel the approval, because others wait for it
+        too."""
         if self.approval is not None:
             await asyncio.shield(self.approval)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTransfer:
-    """A way of bringing weights to inference over the device. socket: where the trainer will send them.
+    """How to bring weights to inference over the device.
 
-    send: makes the trainer send; returns the digest of what it sent. keep: begins to write the same weights to a folder, for a child
-    that starts after a crash.
+    socket: path where the trainer will send them.
+    send: makes the trainer send; returns the digest of what it sent.
+    keep: starts writing the same weights to a folder, for a child that starts after a crash.
     """
 
     socket: Path
@@ -91,9 +95,9 @@ class DeviceTransfer:
 
 
 class VllmInference(Sampler):
-    """The inference half of an engine. All coroutines are called from one event loop.
+    """The inference half of an engine. Call all coroutines from one event loop.
 
-    boot, shutdown, render, decode, sample and stream keep the promises of `swarm.engine.seam.Engine`.
+    `boot`, `shutdown`, `render`, `decode`, `sample` and `stream` follow the contract of `swarm.engine.seam.Engine`.
     """
 
     def __init__(self, settings: VllmSettings, *, clock: Clock, back_off: BackOff | None = None) -> None:
@@ -113,7 +117,7 @@ class VllmInference(Sampler):
         self._changing = False
         work = ModelWork(model_dir=settings.model_dir, device=settings.device)
         self.silence_s = work.silence_s(settings.batched_tokens)
-        """Longest silence of the child: no token, and no answer of its engine core."""
+        """How long the child may be silent, in seconds: no token, and no answer from its engine core."""
         self._supervisor = Supervisor(
             start=self._start,
             ready=self._serve_what_was_published,
@@ -143,11 +147,11 @@ class VllmInference(Sampler):
         await self._supervisor.boot()
 
     async def settled(self) -> None:
-        """Wait until the child serves. Raises: EngineDown when it never will."""
+        """Wait until the child serves. Raises: EngineDown if it never will."""
         await self._supervisor.settled()
 
     async def shutdown(self) -> None:
-        """End the child; leave neither processes, sockets nor shared memory behind."""
+        """Stop the child, leaving no processes, sockets or shared memory behind."""
         await self._supervisor.shutdown()
         await self._drop_client()
 
@@ -161,15 +165,21 @@ class VllmInference(Sampler):
         approval: asyncio.Future[None] | None = None,
         adapter: ServedAdapter | None = None,
     ) -> None:
-        """Serve other weights in place, under `version`; calls in flight go on over the change. From then on no call sees others.
+        """Serve other weights in place, under `version`. Calls in flight continue across the change; afterwards no call sees the
+        previous weights.
 
-        weights_dir: safetensors under the checkpoint's own names, best in memory; keep them until the next publish, a child
-        that crashed is started with them again. None: the hosted model's own weights. approval: looks at the weights meanwhile;
-        those it refuses answer no call. adapter: served on the hosted weights, with weights_dir None.
-        Does not wait for a child that is being started (`settled` does): it begins with the new weights. When the change itself
-        fails the child is started anew with them, and so it is from whole weights to adapters and back: only one that makes room
-        for them has the slower layers that they need.
-        Raises: WeightsRefused, and those of before are served.
+        weights_dir: safetensors under the checkpoint's own names, preferably in memory; None: the hosted model's own weights. Keep the
+            files until the next publish: a child that crashed is restarted with them.
+        approval: checks the weights in the meantime; weights that it refuses answer no call.
+        adapter: served on top of the hosted weights; requires weights_dir None.
+
+        Does not wait for a child that is starting (`settled` does); that child begins with the new weights. If the change itself fails,
+        the
+        child is restarted with them. It is also restarted for a change between full weights and adapters, because only a child that
+        reserves
+        room for adapters has the slower layers that they need.
+
+        Raises: WeightsRefused; then the previous weights are served.
         """
         async with self._publishing:
             wanted = Published(weights_dir=weights_dir, approval=approval, adapter=adapter)
@@ -191,10 +201,11 @@ class VllmInference(Sampler):
                 await self._start_with(wanted, version, silence=self._failed_to_change(error))
 
     async def publish_over_device(self, transfer: DeviceTransfer, version: WeightsVersion) -> bool:
-        """The same for whole weights that come over the device. False: the child is not ready for that; `publish` them.
+        """As `publish`, for full weights that come over the device. If it returns False, the child is not ready for that: use
+        `publish`.
 
-        When the change itself fails, the child is started anew with the weights that are kept.
-        Raises: NotShared, and nothing has changed; what keeping the weights raises.
+        If the change itself fails, the child is restarted with the weights that are kept.
+        Raises: NotShared if nothing has changed, or any error from keeping the weights.
         """
         async with self._publishing:
             if self._starting or not self.health.ready or not self._has_room(None):
@@ -209,14 +220,14 @@ class VllmInference(Sampler):
             return True
 
     def _failed_to_change(self, error: EngineError | TimeoutError) -> Silence | None:
-        """Log it; returns what a child that hangs is ended for."""
-        _LOG.warning("weights could not be changed in place (%r); starting inference anew", error)
+        """Log the error. If the child hangs, return the silence for which to end it."""
+        _LOG.warning("could not change weights in place (%r); restarting inference", error)
         hung = isinstance(error, EngineHung | TimeoutError)
         return self._silence(f"inference hangs while its weights are changed: {error}") if hung else None
 
     @asynccontextmanager
     async def _change_limited(self, weights_dir: Path | None) -> AsyncIterator[None]:
-        """Within the block, weights are changed, which may take as long as loading these. None: the hosted ones."""
+        """Within the block, weights are changed, for at most as long as loading this folder may take (None: the hosted weights)."""
         limit_s = _CHANGES * self.silence_s + loading_s(weights_dir or self.settings.model_dir)
         with self._limited_otherwise():
             async with asyncio.timeout(limit_s):
@@ -224,10 +235,11 @@ class VllmInference(Sampler):
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
-        """Within the block, free the device's memory for the trainer. Calls wait, and continue where they were.
+        """Within the block, free the device's memory for the trainer. Calls wait, and continue where they stopped.
 
-        A child that fails to fall asleep keeps running; one that fails to wake up is restarted. A child that was down or ends
-        during the block is started by its supervisor as usual.
+        A child that fails to fall asleep keeps running; a child that fails to wake up is restarted. If the child was down or ends
+        during
+        the block, its supervisor starts it as usual.
         """
         async with self._publishing:
             try:
@@ -252,12 +264,12 @@ class VllmInference(Sampler):
             with self._limited_otherwise():
                 await self._serving().wake_up()
         except EngineError as error:
-            _LOG.warning("inference does not wake up (%s); starting it anew", error)
+            _LOG.warning("inference does not wake up (%s); restarting it", error)
             silence = self._silence(f"inference does not wake up: {error}") if isinstance(error, EngineHung) else None
             await self._supervisor.restart(silence=silence)
 
     def _has_room(self, adapter: ServedAdapter | None) -> bool:
-        """Whether the running child can serve this adapter, or whole weights for None."""
+        """Return whether the running child can serve this adapter, or full weights for None."""
         if adapter is None or self._started_with is None:
             return adapter is None and self._started_with is None
         return adapter.room <= self._started_with.room
@@ -272,8 +284,8 @@ class VllmInference(Sampler):
     ) -> None:
         """Restart the child with these weights, or with the previous ones if these are refused.
 
-        failed: whether the running child failed to load them; False: it was started for other weights or adapters. silence: set
-        if the child hangs.
+        failed: whether the running child failed to load them; False: it was started for other weights or adapters.
+        silence: set if the child hangs.
         """
         try:
             await wanted.approved()
@@ -283,9 +295,11 @@ class VllmInference(Sampler):
             await self._supervisor.restart(failed=failed, silence=silence)
 
     async def _begins_with(self, wanted: Published, version: WeightsVersion) -> bool:
-        """Make a starting child read these weights. False: it has already read others, and serves."""
+        """Make a starting child read these weights. Returns False if it has already read others and serves."""
         await wanted.approved()
-        async with self._loading:  # who reads those of before has read them: whoever writes next writes over them
+        async with (
+            self._loading
+        ):  # the child must finish reading the previous weights, because the next writer overwrites them
             if self._starting:
                 self._published = wanted
                 self._spans.change(version, {})
@@ -308,7 +322,7 @@ class VllmInference(Sampler):
         await client.resume()
 
     async def _take_weights(self, transfer: DeviceTransfer, version: WeightsVersion) -> None:
-        """Raises: NotShared; EngineError when the weights that came are not those that were sent."""
+        """Receive the weights over the device. Raises: NotShared; EngineError if the received weights differ from the sent ones."""
         client = self._serving()
         await client.pause()
         counts = await client.sampled_counts()
@@ -320,19 +334,19 @@ class VllmInference(Sampler):
         if isinstance(taken, NotShared):
             await client.resume()
             reason = sent if isinstance(sent, BaseException) else taken
-            raise NotShared(f"weights cannot go over the device: {reason}") from reason
+            raise NotShared(f"cannot transfer weights over the device: {reason}") from reason
         for outcome in (sent, taken):
             if isinstance(outcome, BaseException):
                 raise outcome
         if sent != taken:
-            raise EngineError("the weights that came over the device are not those that were sent")
+            raise EngineError("the weights received over the device differ from those that were sent")
         await client.forget_prefixes()
         self._published = transfer.keep()
         self._spans.change(version, counts)
         await client.resume()
 
     async def sampled_so_far(self) -> dict[str, int]:
-        """How many tokens each request in flight has sampled, by the engine's own request id; none while it is down."""
+        """Return how many tokens each request in flight has sampled, by the engine's own request id; empty while the child is down."""
         return await self._serving().sampled_counts() if self.health.ready else {}
 
     # -- the child ------------------------------------------------------------------------------------------------
@@ -360,7 +374,7 @@ class VllmInference(Sampler):
                 await self._published.approved()
                 await client.replace_weights(self._published.weights_dir)
                 await client.forget_prefixes()
-            elif adapter is not None and self._has_room(adapter):  # a newer one may lie there than it was started with
+            elif adapter is not None and self._has_room(adapter):  # may be newer than the one it was started with
                 await client.replace_adapter(self.settings.model_name, adapter.folder)
                 await client.forget_prefixes()
             if not self._has_room(self._published.adapter):
@@ -368,13 +382,13 @@ class VllmInference(Sampler):
             self._starting = False
 
     def _out_of_memory(self, child: ChildProcess) -> str | None:
-        """Advice if the child ran out of GPU memory, which a restart would repeat. None: it ended for another reason."""
+        """Return advice if the child ran out of GPU memory, which a restart would repeat; None if it ended for another reason."""
         if self.settings.device == "cpu" or not child.said(*OUT_OF_MEMORY):
             return None
         return (
-            f"inference ran out of the GPU's memory with {self.settings.kv_bytes / GIB:.1f} GiB of keys and values for "
-            f"{self.settings.sequences} sequences: end other programs that use it, or serve with less --kv-cache-gib, --max-num-seqs or "
-            "--max-model-len; `swarm serve --plan` shows what takes how much"
+            f"inference ran out of GPU memory with {self.settings.kv_bytes / GIB:.1f} GiB of keys and values for "
+            f"{self.settings.sequences} sequences: end other programs on the GPU, or serve with a smaller --kv-cache-gib, --max-num-seqs or "
+            "--max-model-len; `swarm serve --plan` shows what needs how much"
         )
 
     # -- signs of life --------------------------------------------------------------------------------------------
@@ -411,7 +425,7 @@ class VllmInference(Sampler):
 
     @contextmanager
     def _limited_otherwise(self) -> Iterator[None]:
-        """Within the block, the engine core is busy with weights, for which other time limits apply."""
+        """Within the block, the engine core is busy with weights; other time limits apply to that."""
         self._changing = True
         try:
             yield
@@ -453,9 +467,9 @@ class VllmInference(Sampler):
 
 
 def _private_dir(note: Path) -> Path:
-    """A new directory that only this user can enter, with room for a socket's name in the system's limit.
+    """Create a directory that only this user can enter, with a path short enough for its sockets.
 
-    note: file that records the directory, so that the next server can remove what a killed one left.
+    `note` is the file that records the directory, so that the next server can remove what a killed server left.
     """
     if note.exists() and (left := Path(note.read_text())).name.startswith(_SOCKET_DIR_PREFIX):
         shutil.rmtree(left, ignore_errors=True)

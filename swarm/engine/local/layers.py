@@ -1,6 +1,6 @@
 """Computation of layers: RMS norms in fewer passes over memory, activation checkpointing, loading weights one layer at a time.
 
-Suffixes of tensors: T tokens, D width.
+Tensor suffixes: T tokens, D width.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _PROBE_ROWS = 4
 
 
 def hasten(model: PreTrainedModel) -> None:
-    """Replace the norms of a float32 model that turn out to be plain RMS norms by a faster one.
+    """Replace the norms of a float32 model with a faster version if they turn out to be plain RMS norms.
 
-    Under autocast, a layer's normalised output is cast to the compute type once, not by each matrix that reads it; the output
+    Under autocast, a layer's normalised output is cast to the compute dtype once, not for each matrix that reads it; the output
     of the final norm stays float32.
     """
     layers = [part for part in model.base_model.children() if isinstance(part, nn.ModuleList)]
@@ -40,7 +40,7 @@ def hasten(model: PreTrainedModel) -> None:
 
 
 def _plain(module: nn.Module) -> float | None:
-    """The epsilon of a module that gives each row, over the root of its mean square, times a weight; else None."""
+    """Return the epsilon of a plain RMS norm: each row over the root of its mean square, times a weight. None for other modules."""
     weight = getattr(module, "weight", None)
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or not isinstance(epsilon, float):
@@ -69,10 +69,10 @@ def _narrowed(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> 
 
 
 class _Normalised(torch.autograd.Function):
-    """x / sqrt(mean(x²) + epsilon) · weight, in float32, given in dtype. x: [..., D].
+    """x / sqrt(mean(x²) + epsilon) · weight, computed in float32 and returned in `dtype`. x: [..., D].
 
-    With r = 1 / sqrt(mean(x²) + epsilon) and g the gradient by the result: by x it is r·(g·w − x·r²·mean(g·w·x)), by w the sum
-    of r·g·x over the rows.
+    With r = 1 / sqrt(mean(x²) + epsilon) and g the gradient of the result, the gradient of x is r·(g·w − x·r²·mean(g·w·x)), and that
+    of w is the sum of r·g·x over the rows.
     """
 
     @staticmethod
@@ -110,13 +110,13 @@ class _Bare(nn.Module):
 
 @contextmanager
 def recomputed_layers(body: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within the block, the body's layers keep no activations. weights: substitutes for its parameters, by name.
+    """Within the block, the body's layers keep no activations. `weights` are substitutes for its parameters, by name.
 
-    Raises: EngineError when the model does not say what its layers are.
+    Raises: EngineError when the model does not list its layers.
     """
     with _computed_by(body, _recomputed, weights) as layers:
         if not layers:
-            raise EngineError("activation_checkpointing: this model's layers cannot be computed again; leave it out")
+            raise EngineError("activation_checkpointing: cannot recompute this model's layers; leave it out")
         yield
 
 
@@ -124,9 +124,9 @@ def recomputed_layers(body: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
 def layer_by_layer(
     body: nn.Module, weights: Mapping[str, Tensor], ready: Callable[[Tensor], Tensor], *, required: bool
 ) -> Iterator[dict[str, Tensor]]:
-    """Within the block, these weights replace each layer's parameters: loaded just before the layer, dropped after it.
+    """Within the block, these weights replace each layer's parameters: loaded just before the layer runs, dropped after it.
 
-    Yields the loaded weights that belong to no layer. required: memory does not suffice for all weights at once.
+    Yields the loaded weights that belong to no layer. `required` says that memory does not suffice for all weights together.
     Raises: EngineError if required and the model does not list its layers.
     """
 
@@ -136,7 +136,7 @@ def layer_by_layer(
     with _computed_by(body, forward, weights) as layers:
         if required and not layers:
             raise EngineError(
-                "offload: first weights of this model cannot be brought by layer; serve with --no-offload"
+                "offload: cannot load this model's initial weights layer by layer; serve with --no-offload"
             )
         within = tuple(f"{name}." for name in layers)
         yield {name: ready(weight) for name, weight in weights.items() if not name.startswith(within)}

@@ -1,4 +1,4 @@
-"""One optimiser step: from a batch to new weights and the outcome.
+"""One optimizer step: from a batch to new weights and the outcome.
 
 A step depends only on the weights, the moments and the batch: repeating it gives the same bits.
 """
@@ -44,9 +44,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Learner:
-    """The policy and its optimiser; a critic where the algorithm has one.
+    """The policy and its optimizer, and a critic if the algorithm has one.
 
-    half_way: a refused step had already moved the weights; they belong to no step and must be restored.
+    `half_way` is True while a step has moved the weights but is not finished. If the step is refused, these weights belong to no step
+    and must be restored.
     """
 
     def __init__(self, policy: Policy, clock: Clock) -> None:
@@ -58,13 +59,13 @@ class Learner:
         self._warned_of_memory = False
 
     def begin_run(self) -> None:
-        """Reset optimiser and critic for the weights that are trained now."""
+        """Reset the optimizer and the critic for the weights that are trained now."""
         self.optimizer.take(self.policy.trained)
         self.critic.forget()
         self._warned_of_memory = False
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that a step depends on, except the policy's weights."""
+        """Return everything that a step depends on, except the policy's weights."""
         return self.optimizer.state() | self.critic.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -73,12 +74,12 @@ class Learner:
         self.critic.restore(state)
 
     def rest(self) -> None:
-        """Until the next step, keep moments, gradients and copies of the policy's weights off the device."""
+        """Keep moments, gradients and copies of the policy's weights off the device until the next step."""
         self.optimizer.rest()
         self.policy.rest()
 
     def learn(self, batch: TrainBatch) -> StepOutcome:
-        """Make the step. Raises: TrainingRefused."""
+        """Make the step and return its outcome. Raises: TrainingRefused."""
         began = self._clock.monotonic()
         spec = batch.spec
         torch.manual_seed(derived_seed(spec.seed, "step", batch.step))
@@ -135,7 +136,7 @@ class Learner:
         return seen
 
     def _now(self, part: Minibatch) -> list[Tensor]:
-        """Log-probabilities of each piece under the current weights; reuses those from before the step until the weights move."""
+        """Return each piece's log-probabilities under the current weights; until the weights move, reuse those from before the step."""
         moved = self.half_way
         return [read(self.policy, piece)[0] if moved else known(piece.facts.old_U) for piece in part.pieces]
 
@@ -147,13 +148,13 @@ class Learner:
         self._warned_of_memory = True
         taken_gib, meant_gib = (self.policy.memory.kept(tokens) / GIB for tokens in (longest, meant))
         _LOG.warning(
-            "step %d computes %d tokens at once, with about %.1f GiB of activations where %.1f were meant: its contexts are long. "
-            "Should memory run out, set activation_checkpointing or serve with a smaller --max-model-len",
+            "step %d computes %d tokens together, because its contexts are long: about %.1f GiB of activations instead of %.1f. "
+            "If memory runs out, set activation_checkpointing or serve with a smaller --max-model-len",
             *(batch.step, longest, taken_gib, meant_gib),
         )
 
     def _made_ready(self, part: Sequence[Branch], spec: RunSpec, algorithm: Algorithm, seen: StepMetrics) -> Minibatch:
-        """Build a minibatch, with exactly those facts that its loss and its advantages need from before the step."""
+        """Build a minibatch with exactly those facts from before the step that its loss and its advantages need."""
         ready = Minibatch(branches=part, pieces=pieces(part, self.policy))
         seen.computed += sum(piece.tokens for piece in ready.pieces)
         several = spec.optimizer.epochs * spec.optimizer.minibatches > 1
@@ -177,7 +178,7 @@ class Learner:
 
     @torch.no_grad()
     def _appraised(self, piece: Piece) -> tuple[Tensor, Tensor, Tensor]:
-        """(logp_U, entropy_U, value_U) before the step, in one pass."""
+        """Return logp_U, entropy_U and value_U before the step, computed in one pass."""
         policy = self.policy
         with policy.autocast():
             hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
@@ -203,13 +204,13 @@ class Learner:
                 torch.autograd.backward(hidden_HD, slope_HD.to(hidden_HD.dtype))
                 total += loss
                 seen.add_pass(len(logp_U), int(algorithm.clipped(logp_U, piece.facts).sum()))
-                if piece.facts.old_U is None:  # the only pass there is
+                if piece.facts.old_U is None:  # this is the only pass
                     seen.add_trained(logp_U, entropy_U, piece.facts)
                     piece.facts = replace(piece.facts, old_U=logp_U)
         return total
 
     def _taught(self, algorithm: Algorithm, piece: Piece, hidden_HD: Tensor, seen: StepMetrics | None) -> Tensor:
-        """Add to the critic's gradient; return the gradient of its loss by the policy's hidden states."""
+        """Add to the critic's gradient; return the gradient of its loss with respect to the policy's hidden states."""
         seen_HD = hidden_HD.detach().float().requires_grad_()
         loss = algorithm.value_loss(self.critic.values(seen_HD)[piece.heads.head_U], piece.facts)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -219,7 +220,7 @@ class Learner:
         return seen_HD.grad * algorithm.spec.value_coef
 
     def _look(self, batch: TrainBatch) -> StepMetrics:
-        """Measure a step in which nothing is trained, on the calls that could have been."""
+        """Measure a step that trains nothing, on the calls that could have been trained."""
         seen = StepMetrics()
         made = [
             Branch(call=call, advantage=0.0, weight=0.0)
@@ -233,10 +234,11 @@ class Learner:
         return seen
 
     def _kl(self, sampled: Sequence[Branch], ready: Sequence[Minibatch] = ()) -> Tensor:
-        """KL to the initial weights on the tokens of these calls.
+        """Return the KL to the initial weights on the tokens of these calls.
 
-        ready: minibatches with their log-probabilities from before the step. Without it, read them here in the same shapes as for the
-        initial weights, so that rounding cancels; below float32 it has to.
+        `ready` has minibatches with their log-probabilities from before the step. Without it, this method computes them in the same
+        shapes
+        as for the initial weights, so that rounding cancels; below float32 this is necessary.
         """
         if not sampled:
             return torch.zeros(0)

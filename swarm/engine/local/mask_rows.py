@@ -1,6 +1,6 @@
 """Rows of a sampling mask, from tensors.
 
-Suffixes of tensors: R rows, V vocabulary.
+Tensor suffixes: R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from swarm.protocol.sampling_mask import BITS, BUT, ONLY, is_short
 
 
 def encode(allowed_RV: Tensor) -> list[bytes]:
-    """The rows in the form that `swarm.protocol.sampling_mask` has for them."""
+    """Encode the rows in the format of `swarm.protocol.sampling_mask`."""
     vocabulary = allowed_RV.shape[1]
     found = []
     for allowed_V in allowed_RV.cpu().numpy():

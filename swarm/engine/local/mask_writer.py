@@ -1,9 +1,9 @@
-"""In vLLM's worker: write the candidate tokens of each draw, for requests that ask for them.
+"""Runs in vLLM's worker: writes the candidates for each sampled token, for requests that ask for them.
 
-After grammar, penalties, temperature, min-p, top-k and top-p, tokens that cannot be drawn have log-probability -inf. The sampler
-has that tensor. The files have the format of `swarm.engine.sampling.mask_files`. Only the worker loads this module.
+After grammar, penalties, temperature, min-p, top-k and top-p, tokens that cannot be sampled have log-probability -inf in a tensor
+of the sampler. The files have the format of `swarm.engine.sampling.mask_files`. Only the worker loads this module.
 
-Suffixes of tensors: R rows (requests), V vocabulary.
+Tensor suffixes: R rows (requests), V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from swarm.engine.sampling.mask_files import FLAG, FOLDER_VARIABLE, HEAD
 
 
 def register() -> None:
-    """Make vLLM's sampler keep the distributions and its model runner write the masks. Call once per process."""
+    """Make vLLM's sampler keep its distributions and vLLM's model runner write the masks. Call it once per process."""
     folder = Path(os.environ[FOLDER_VARIABLE])
     sample, run = Sampler.sample, GPUModelRunner._sample
 
@@ -61,7 +61,7 @@ def _wants(request: Any) -> bool:
 
 
 def _append(path: Path, record: bytes) -> None:
-    """Append a record. A full disk only loses masks: the reader notices a missing one."""
+    """Append a record. If the disk is full, only masks are lost, and the reader notices that they are missing."""
     try:
         with path.open("ab") as file:
             file.write(record)

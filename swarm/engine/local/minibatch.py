@@ -1,6 +1,6 @@
 """One minibatch: its calls, the pieces that they are computed in, and forward passes over a piece.
 
-Suffixes of tensors: U uses of a piece, N sampled tokens of all calls, concatenated.
+Tensor suffixes: U uses of a piece, N sampled tokens of all calls, concatenated.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from swarm.engine.tree import Branch, Segment, cut, grow, timelines
 
 @dataclass(slots=True, kw_only=True)
 class Minibatch:
-    """The pieces together contain each sampled token of the calls exactly once."""
+    """The calls of a minibatch and its pieces. Together the pieces contain each sampled token of the calls exactly once."""
 
     branches: Sequence[Branch]
     pieces: list[Piece]
 
     def notes(self, kl: float, *, tokens: bool = False) -> dict[str, CallNotes]:
-        """Input of `selection.credit`, by call. kl: weight of the penalty inside the reward; 0: none. tokens: whether to include
-        each token's log-probability and entropy before the step."""
+        """Return the input of `selection.credit`, by call.
+
+        kl: weight of the penalty inside the reward; 0: no penalty.
+        tokens: whether to include each token's log-probability and entropy before the step.
+        """
         penalties = self._by_call(lambda facts: kl * (known(facts.old_U) - known(facts.start_U))) if kl else None
         valued = self.pieces[0].facts.value_U is not None
         values = self._by_call(lambda facts: known(facts.value_U)) if valued else None
@@ -51,11 +54,11 @@ class Minibatch:
         }
 
     def before(self) -> dict[str, Tensor]:
-        """Log-probabilities before the step, by call."""
+        """Return the log-probabilities before the step, by call."""
         return self._named(self._by_call(lambda facts: known(facts.old_U)))
 
     def at_start(self) -> dict[str, Tensor]:
-        """Log-probabilities under the first weights, by call."""
+        """Return the log-probabilities under the initial weights, by call."""
         return self._named(self._by_call(lambda facts: known(facts.start_U)))
 
     def take_credit(self, credits: Mapping[str, Credit]) -> None:
@@ -69,7 +72,7 @@ class Minibatch:
             piece.facts = replace(piece.facts, advantage_U=advantage_N[place_U], target_U=target_U)
 
     def take_call_gaps(self, logps: Sequence[Tensor]) -> None:
-        """Set the log-ratios of whole calls, current to old. logps: of each piece, under the current weights."""
+        """Set the log-ratios of whole calls, current to old. `logps` has each piece's log-probabilities under the current weights."""
         gaps = [logp_U - known(piece.facts.old_U) for piece, logp_U in zip(self.pieces, logps, strict=True)]
         self._spread([gap_S.mean() for gap_S in self._calls(gaps)], "call_gap_U")
 
@@ -79,7 +82,8 @@ class Minibatch:
         self._spread([gap_S.sum() for gap_S in self._calls(gaps)], "rollout_gap_U")
 
     def take_prices(self, algorithm: Algorithm, episodes: Episodes, logps: Sequence[Tensor]) -> None:
-        """Set the facts that the algorithm computes over the whole update. logps: of each piece, under the current weights.
+        """Set the facts that the algorithm computes over the whole update. `logps` has each piece's log-probabilities under the current
+        weights.
 
         Runs on the CPU, because sums by index have no fixed order on a GPU and a replay must give the same weights.
         Raises: TrainingRefused.
@@ -98,7 +102,7 @@ class Minibatch:
             piece.facts = replace(piece.facts, **own)
 
     def _whole(self, facts: Sequence[TokenFacts], name: str) -> Any:
-        """A fact of all tokens, calls concatenated; None if no piece has it. Pieces without it count as 0."""
+        """Return a fact of all tokens, calls concatenated; None if no piece has it. Pieces without it count as 0."""
         values = [getattr(each, name) for each in facts]
         if name == "place_U" or all(value is None for value in values):
             return None
@@ -140,7 +144,7 @@ class Minibatch:
 
 def known(fact: Tensor | None) -> Tensor:
     if fact is None:
-        raise ValueError("a minibatch was asked for what was not read of its tokens")
+        raise ValueError("this fact of the minibatch's tokens has not been computed")
     return fact
 
 
@@ -165,12 +169,12 @@ class Piece:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are computed, including those that other pieces compute as well."""
+        """Number of tokens that are computed, including those that other pieces compute as well."""
         return len(self.micro.token_T)
 
 
 def pieces(branches: Sequence[Branch], policy: Policy) -> list[Piece]:
-    """The tree over these branches, in pieces that fit into memory; its timelines for models that compute no trees.
+    """Return the tree over these branches in pieces that fit into memory, or its timelines if the model cannot compute trees.
 
     Raises: TrainingRefused.
     """
@@ -181,7 +185,7 @@ def pieces(branches: Sequence[Branch], policy: Policy) -> list[Piece]:
 
 @torch.no_grad()
 def read(policy: Policy, piece: Piece, *, at_start: bool = False) -> tuple[Tensor, Tensor]:
-    """(logp_U, entropy_U) of the piece's uses, under the current weights or the first ones."""
+    """Return logp_U and entropy_U of the piece's uses, under the current or the initial weights."""
     with policy.autocast():
         hidden_TD = policy.start_hidden(piece.micro) if at_start else policy.hidden(piece.micro)
     weight_VD = policy.start_output_weight if at_start else policy.cast_output_weight
@@ -194,7 +198,7 @@ def _moved(facts: TokenFacts, device: torch.device) -> TokenFacts:
 
 
 def facts_of(segment: Segment, branches: Sequence[Branch]) -> TokenFacts:
-    """Recorded facts of the segment's uses, in order."""
+    """Return the recorded facts of the segment's uses, in order."""
     uses = [(branches[branch], at) for branch, at in zip(segment.use_branch, segment.use_position, strict=True)]
     first = list(accumulate((len(branch.call.sampled_ids) for branch in branches), initial=0))
     places = [first[branch] + at for branch, at in zip(segment.use_branch, segment.use_position, strict=True)]

@@ -1,4 +1,4 @@
-"""The optimisers: clip, step and measure the change, one part of the weights at a time.
+"""The optimizers: clip, step and measure the change, one part of the weights at a time.
 
 On the CPU a part is one weight, so that it stays in the cache; on a GPU it is many weights, which one kernel steps together.
 """
@@ -28,7 +28,8 @@ OptimizerName = Literal["adamw", "adafactor"]
 class _Part:
     """Weights that are stepped together.
 
-    resting: their moments are in host memory. host: the host buffers, once allocated.
+    resting: whether their moments are in host memory.
+    host: the host buffers, once allocated.
     """
 
     weights: dict[str, nn.Parameter]
@@ -40,7 +41,7 @@ class _Part:
     def grads(self) -> list[Tensor]:
         grads = [weight.grad for weight in self.weights.values() if weight.grad is not None]
         if len(grads) < len(self.weights):
-            raise ValueError("gradients are made by `begin`")
+            raise ValueError("call `begin` before computing gradients")
         return grads
 
     @property
@@ -57,7 +58,7 @@ class _Part:
             self.optimizer.state[self.weights[name]][kind] = value
 
     def rest(self) -> None:
-        """Move the moments to the machine's memory."""
+        """Move the moments to host memory."""
         if self.resting:
             return
         moments = self.moments
@@ -70,13 +71,13 @@ class _Part:
         self.resting = True
 
     def wake(self) -> None:
-        """Move them to the device."""
+        """Move the moments to the device."""
         if self.resting:
             self.take({path: _brought(value, self._device) for path, value in self.host.items()})
             self.resting = False
 
     def pieces(self) -> Iterator[_Part]:
-        """Parts to step one after another while it rests: splits a weight by rows if it is larger than one part may be."""
+        """Yield parts to step one after another while the moments rest. A weight that is larger than a part may be is split by rows."""
         (path, weight), *others = self.weights.items()
         if others or weight.numel() <= OPTIMIZED_TOGETHER or not isinstance(self.optimizer, AdamW):
             yield self
@@ -102,10 +103,11 @@ class _Part:
 
 
 class Optimizer:
-    """Moments last for the whole run; `take`, `forget` and a step of another optimiser reset them.
+    """Moments last for the whole run; `take`, `forget` and a step of another optimizer reset them.
 
-    offload: keep moments in host memory, except those of the part being stepped.
-    Gradients are zeroed instead of freed: freeing half a gigabyte at each step would cost more than the step.
+    `offload` keeps moments in host memory, except those of the part being stepped. Gradients are zeroed instead of freed: freeing half
+    a
+    gigabyte at each step would cost more than the step.
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter], *, offload: bool = False) -> None:
@@ -116,7 +118,7 @@ class Optimizer:
         self.take(weights)
 
     def take(self, weights: Mapping[str, nn.Parameter]) -> None:
-        """Optimise these from here on."""
+        """Optimize these weights from now on."""
         self._weights = dict(weights)
         self.forget()
 
@@ -129,7 +131,7 @@ class Optimizer:
             self._parts.append(_Part(weights, optimizer))
 
     def begin(self, name: OptimizerName) -> None:
-        """Zero the gradients, for a step of the optimiser of this name.
+        """Zero the gradients, for a step of the optimizer of this name.
 
         Allocates long-lived tensors before those of the step: otherwise they would fragment the memory for the next step's
         activations, and each of the first steps would need fresh memory.
@@ -151,25 +153,25 @@ class Optimizer:
                     state["exp_avg_sq"] = torch.zeros_like(weight, device=device)
             if self._offload:
                 part.rest()
-            else:  # they rest after `rest` and `restore`
+            else:  # moments are in host memory after `rest` and `restore`
                 part.wake()
 
     def rest(self) -> None:
-        """Until `begin`, use no device memory: move moments to host memory and free gradients."""
+        """Use no device memory until `begin`: move moments to host memory and free gradients."""
         for part in self._parts:
             for weight in part.weights.values():
                 weight.grad = None
             part.rest()
 
     def grad_norm(self) -> float:
-        """Gradient norm over all weights, before clipping."""
+        """Return the gradient norm over all weights, before clipping."""
         return math.sqrt(_squared([norm for part in self._parts for norm in torch._foreach_norm(part.grads)]))
 
     @torch.no_grad()
     def step(self, spec: OptimizerSpec, learning_rate: float) -> tuple[float, WeightsChange]:
-        """One update, after `begin`. Returns the gradient norm before clipping, and by how much the weights changed.
+        """Make one update, after `begin`. Returns the gradient norm before clipping, and how much the weights changed.
 
-        Raises: TrainingRefused, with no weight touched, when the gradient is not finite.
+        Raises: TrainingRefused, before touching any weight, if the gradient is not finite.
         """
         norm = self.grad_norm()
         if not math.isfinite(norm):
@@ -192,14 +194,14 @@ class Optimizer:
         return norm, WeightsChange(moved=_squared(moved_W), before=_squared(before_W))
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and step counts as `name/exp_avg`, …; empty before the first step."""
+        """Return moments and step counts as `name/exp_avg`, …; empty before the first step."""
         return {path: value for part in self._parts for path, value in part.moments.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore moments; they stay in host memory until `begin`. Their names identify the optimiser, because the spec may name one
-        that has not made a step yet.
+        """Restore moments; they stay in host memory until `begin`.
 
-        Raises: KeyError when a weight's moments are missing, unless there are none at all.
+        Their names identify the optimizer, because the spec may name another one that has not made a step yet.
+        Raises: KeyError if a weight's moments are missing, unless there are no moments at all.
         """
         found: dict[str, dict[str, Tensor]] = {}
         for path, value in state.items():
@@ -221,18 +223,18 @@ def _brought(value: Tensor, device: torch.device) -> Tensor:
 
 
 def _stepped(part: _Part) -> tuple[list[Tensor], list[Tensor]]:
-    """Step the part. Returns the norm of each weight before the step, and of its change."""
+    """Step the part. Returns, for each weight, its norm before the step and the norm of its change."""
     before = [weight.detach().clone() for weight in part.weights.values()]
     before_W = [*torch._foreach_norm(before)]
     part.optimizer.step()
     for weight in part.weights.values():
-        increment_version(weight)  # fused steps do not do it, and casts of the weight rely on it
+        increment_version(weight)  # fused steps do not increment it, and casts of the weight rely on it
     torch._foreach_sub_(before, list[Tensor](part.weights.values()))
     return before_W, [*torch._foreach_norm(before)]
 
 
 def _together(weights: Mapping[str, nn.Parameter]) -> Iterator[list[str]]:
-    """Names of the weights of each part."""
+    """Yield the names of each part's weights."""
     names: list[str] = []
     numbers = 0
     for name, weight in weights.items():
@@ -246,5 +248,5 @@ def _together(weights: Mapping[str, nn.Parameter]) -> Iterator[list[str]]:
 
 
 def _squared(norms_W: list[Tensor]) -> float:
-    """The sum of their squares, with one GPU synchronisation instead of one per weight."""
+    """Return the sum of the squared norms, with one GPU synchronisation instead of one per weight."""
     return float(torch.stack(norms_W).double().square().sum())

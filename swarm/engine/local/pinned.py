@@ -20,7 +20,7 @@ _ALIGNED = 64
 
 
 def pinned_copies(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copy tensors into one block of memory, which is freed with the last of them. device: the device that reads them.
+    """Copy tensors into one block of memory, which is freed with the last copy. `device` is the device that reads them.
 
     We allocate it ourselves, because torch rounds page-locked blocks up to a power of two and never frees them.
     """
@@ -39,7 +39,7 @@ def pinned_copies(tensors: Mapping[str, Tensor], device: torch.device) -> dict[s
 
 
 class _Memory(mmap.mmap):
-    """Unlocks itself before it is unmapped: `__del__` runs before `mmap` frees its pages, `weakref.finalize` after that."""
+    """Unlocks itself before it is unmapped: `__del__` runs before `mmap` frees its pages, `weakref.finalize` only afterwards."""
 
     _locked: tuple[Any, int] | None = None
     """The driver, and the address under which it locked this memory."""
@@ -55,7 +55,7 @@ class _Memory(mmap.mmap):
             return
         driver, address = self._locked
         if (code := int(driver.cudaHostUnregister(address))) != 0:
-            _LOG.warning("memory that a GPU read stays page-locked: cudaHostUnregister gives error %d", code)
+            _LOG.warning("memory stays page-locked: cudaHostUnregister returned error %d", code)
 
 
 def _lock(memory: _Memory, bytes_N: Tensor) -> None:
@@ -64,5 +64,5 @@ def _lock(memory: _Memory, bytes_N: Tensor) -> None:
     if memory.lock(driver, bytes_N.data_ptr()):
         return
     with suppress(RuntimeError):
-        torch.ones(1, device="cuda")  # clears the error, which the next kernel would report otherwise
-    _LOG.warning("%.1f GiB of the machine's memory cannot be page-locked: offloading is slower", bytes_N.nbytes / GIB)
+        torch.ones(1, device="cuda")  # clears the error, which otherwise the next kernel would report
+    _LOG.warning("cannot page-lock %.1f GiB of host memory: offloading is slower", bytes_N.nbytes / GIB)

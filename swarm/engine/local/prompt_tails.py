@@ -1,8 +1,8 @@
-"""Share the last, partial block of equal prompts, as a group has; vLLM itself shares computed tokens only in whole blocks.
+"""Shares the last, partial block of equal prompts, such as those of a group; vLLM itself shares only whole blocks.
 
 With blocks of 32 tokens and prompts of 43, each of eight episodes would compute the last eleven tokens again: a third of the
-work for short answers. So a request waits one step while another computes the same prompt, and then starts with a copy of its
-keys and values. It computes only the last prompt token itself, from which the first sample is drawn.
+work for short answers. So a request waits one step while another computes the same prompt, and then starts with a copy of the
+other's keys and values. It computes only the last prompt token itself, from which its first token is sampled.
 Knows nothing of vllm: `tails_connector` connects it to vLLM's scheduler.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Prompted(Protocol):
-    """The fields used of a scheduler's request. num_computed_tokens: includes steps that are planned but not done yet."""
+    """The fields of a scheduler's request that we use. `num_computed_tokens` includes steps that are planned but not done yet."""
 
     @property
     def request_id(self) -> str: ...
@@ -26,7 +26,7 @@ class Prompted(Protocol):
 
 @dataclass(slots=True)
 class Copies:
-    """Blocks to copy before a step, position by position."""
+    """Blocks to copy before a step: `sources[i]` to `targets[i]`."""
 
     sources: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
@@ -35,9 +35,11 @@ class Copies:
 class PromptTails:
     """Tracks the prompts of requests that have blocks, and the copies due before the next step.
 
-    block_tokens: tokens per block. runs: whether a request has its blocks; one that lost them, as all do when weights change,
-    has none until it is recomputed. blocks_of: blocks of such a request, by its id.
-    Keys are equal for requests whose prompts have the same keys and values; None shares nothing.
+    block_tokens: tokens per block.
+    runs: whether a request has its blocks. A request that lost them, as all do when weights change, has none until it is recomputed.
+    blocks_of: blocks of such a request, by its id.
+
+    Requests have equal keys if their prompts have the same keys and values; with the key None, nothing is shared.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class PromptTails:
         self._copies = Copies()
 
     def available(self, key: Hashable, request: Prompted, computed: int) -> int | None:
-        """How many tokens after the first `computed` ones (whole blocks) can be copied; None: ask again after this step."""
+        """Return how many tokens after the first `computed` ones (whole blocks) can be copied. None: ask again after this step."""
         wanted = request.num_prompt_tokens - 1 - computed
         holders = self._running(key) if wanted > 0 else []
         if not holders:
@@ -58,7 +60,8 @@ class PromptTails:
         return wanted if any(map(_complete, holders)) else None
 
     def give(self, key: Hashable, request: Prompted, blocks: Sequence[int], copied: int) -> None:
-        """Note that the request got blocks and holds its prompt from the next step on. copied: tokens, from `available`, or 0."""
+        """Note that the request got blocks and holds its prompt from the next step on. `copied` is the token count from `available`, or
+        0."""
         if key is None:
             return
         if copied:
@@ -70,14 +73,14 @@ class PromptTails:
         self._holders.setdefault(key, {})[request.request_id] = request
 
     def finish(self, key: Hashable, request: Prompted) -> None:
-        """Forget the request. Its blocks may be reused at once, because due copies happen before anyone writes to them."""
+        """Forget the request. Its blocks may be reused immediately, because due copies happen before anything writes to them."""
         if (holders := self._holders.get(key)) is not None:
             holders.pop(request.request_id, None)
             if not holders:
                 del self._holders[key]
 
     def take_copies(self) -> Copies:
-        """Take the copies to make before the step that has just been planned."""
+        """Return the copies to make before the step that has just been planned, and start a new list."""
         made, self._copies = self._copies, Copies()
         return made
 
@@ -86,5 +89,5 @@ class PromptTails:
 
 
 def _complete(request: Prompted) -> bool:
-    """Whether the whole prompt is computed before the step being planned."""
+    """Return whether the whole prompt is computed before the step being planned."""
     return request.num_computed_tokens >= request.num_prompt_tokens

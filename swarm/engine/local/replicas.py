@@ -1,6 +1,6 @@
 """Inference on several devices of this machine: a vLLM server on each. They share the calls and serve the same weights.
 
-Each replica crashes and restarts independently. Inference serves as long as one of them does. Knows nothing of episodes.
+Each replica crashes and restarts independently. Inference serves as long as any replica does. Knows nothing of episodes.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from swarm.protocol.episodes import WeightsVersion
 
 _LOG = logging.getLogger(__name__)
 _AHEAD = 4
-"""A call goes to the replica that knows its prompt if that has at most this many calls more than the idlest one."""
+"""A call goes to the replica that knows its prompt, if that one has at most this many more calls than the least busy replica."""
 _KEPT = 20_000
-"""How many prompt prefixes to remember per replica."""
+"""Number of prompt prefixes to remember per replica."""
 _TEXT_PART = 256
 """Length of the parts in which prompts of text completions are compared, in characters or token ids."""
 
 
 @dataclass(slots=True)
 class Replica:
-    """A server, its open calls, and hashes of prompts that it may have cached, newest last."""
+    """A server, its number of open calls, and hashes of prompts that it may have cached, newest last."""
 
     inference: VllmInference
     calls: int = 0
     held: dict[int, None] = field(default_factory=dict)
 
     def known(self, beginnings: Sequence[int]) -> int:
-        """How many of these growing prefixes of a prompt it has computed."""
+        """Return how many of these growing prefixes of a prompt the replica has computed."""
         return next((at for at, each in enumerate(beginnings) if each not in self.held), len(beginnings))
 
     def takes(self, beginnings: Sequence[int]) -> None:
@@ -56,11 +56,11 @@ class Replica:
 
 
 class Replicas:
-    """All replicas of one model, as one inference. All coroutines are called from one event loop.
+    """All replicas of one model, as one inference. Call all coroutines from one event loop.
 
-    boot, shutdown, render, decode, sample and stream keep the promises of `swarm.engine.seam.Engine`. A call goes to the replica that
-    has computed most of its prompt, unless another one has far fewer calls. Calls of a replica that dies fail; the next ones go to
-    the others.
+    `boot`, `shutdown`, `render`, `decode`, `sample` and `stream` follow the contract of `swarm.engine.seam.Engine`. A call goes to the
+    replica that has computed most of its prompt, unless another one has far fewer calls. When a replica dies, its calls fail, and later
+    calls go to the others.
     """
 
     def __init__(self, replicas: Sequence[VllmInference]) -> None:
@@ -77,7 +77,7 @@ class Replicas:
 
     @property
     def health(self) -> EngineHealth:
-        """Ready if one replica is; failed for good once all have."""
+        """Ready if any replica is ready; failed for good once all replicas have failed for good."""
         each = [(str(replica.settings.device_name), replica.health) for replica in self.all]
         reasons = [health.reason for _, health in each if health.reason is not None and not health.ready]
         return EngineHealth(
@@ -105,21 +105,21 @@ class Replicas:
         self._subscribers.append(on_health)
 
     def memory_needed(self) -> int:
-        """Bytes of host memory of all replicas; see `VllmSettings`."""
+        """Return the bytes of host memory that all replicas need; see `VllmSettings`."""
         return sum(replica.settings.memory_needed() for replica in self.all)
 
     def least_memory(self) -> int:
-        """Least bytes of host memory: weights loaded, almost no requests."""
+        """Return the minimum bytes of host memory: weights loaded, almost no requests."""
         return sum(replica.settings.least_memory() for replica in self.all)
 
     async def boot(self) -> None:
-        """Start all replicas. Continues without those that fail, whose health says so. Raises: EngineDown if none starts."""
+        """Start all replicas. Continues without replicas that fail; their health says so. Raises: EngineDown if none starts."""
         outcomes = await asyncio.gather(*(replica.boot() for replica in self.all), return_exceptions=True)
         failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for error in failed:
             if not isinstance(error, EngineDown) or len(failed) == len(self.all):
                 raise error
-            _LOG.error("a replica is left out: %s", error)
+            _LOG.error("continuing without a replica: %s", error)
 
     async def settled(self) -> None:
         """Wait until a replica serves. Raises: EngineDown if none will."""
@@ -191,7 +191,7 @@ class Replicas:
         """Serve other weights on all replicas, in place; see `VllmInference.publish`. Afterwards no replica serves the old ones.
 
         Returns as soon as one replica serves, without waiting for replicas that must restart.
-        Raises: WeightsRefused (the previous weights are served again); EngineDown if no replica can serve any more.
+        Raises: WeightsRefused (then the previous weights are served again); EngineDown if no replica can serve any more.
         """
         changes = (replica.publish(weights_dir, version, approval=approval, adapter=adapter) for replica in self.all)
         outcomes = await asyncio.gather(*changes, return_exceptions=True)
@@ -211,7 +211,7 @@ class Replicas:
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
-        """Within the block all replicas sleep; see `VllmInference.asleep`."""
+        """Put all replicas to sleep within the block; see `VllmInference.asleep`."""
         async with AsyncExitStack() as sleeping:
             for replica in self.all:
                 await sleeping.enter_async_context(replica.asleep())
@@ -227,7 +227,7 @@ class Replicas:
 
 
 def beginnings(request: SampleRequest) -> list[int]:
-    """Hashes of growing prefixes of the prompt's source: its tools and messages, or parts of its text.
+    """Return hashes of growing prefixes of the prompt's source: its tools and messages, or parts of its text.
 
     An agent's next turn, and other calls that start alike, have the same first hashes.
     """

@@ -2,7 +2,7 @@
 
 The trainer computes log-probabilities under the sampler's restriction, so that their ratio is one before the first step.
 
-Suffixes of tensors: H heads, V vocabulary, S distinct rows of bits, B bytes of a row, E changed logits.
+Tensor suffixes: H heads, V vocabulary, S distinct rows of bits, B bytes of a row, E changed logits.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from swarm.engine.tree import Branch, Segment
 from swarm.protocol.sampling_mask import BITS, ONLY, numbers
 
 _NEVER = -1e30
-"""Logit of a token that could not be drawn: finite, because -inf times a probability of 0 is NaN."""
+"""Logit of a token that could not be sampled. It is finite, because -inf times a probability of 0 is NaN."""
 _HEADS_OF_BITS = 64
-"""How many rows of bits to unpack at a time."""
+"""Number of bit rows to unpack at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """Logits of one head that were changed: z becomes (z + bias) / repetition or * repetition, less the rest."""
+    """The changed logits of one head: z becomes (z + bias) divided or multiplied by repetition, minus penalty."""
 
     token_E: Tensor
     bias_E: Tensor
@@ -37,26 +37,26 @@ class _Changed:
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """Derivatives of changed logits by the model's own, where they are not one."""
+    """Derivatives of changed logits with respect to the model's own logits, where they are not one."""
 
     head_E: Tensor
     token_E: Tensor
     factor_E: Tensor
 
     def apply(self, slope_HV: Tensor) -> None:
-        """Turn the gradient by the changed logits into that by the model's, in place."""
+        """Convert the gradient of the changed logits into that of the model's logits, in place."""
         slope_HV[self.head_E, self.token_E] *= self.factor_E
 
 
 class Restrictions:
-    """The restrictions of a segment's heads. Rows of bits are long, and many heads share one, so equal rows are kept once."""
+    """The restrictions of a segment's heads. Rows of bits are long and many heads share one, so equal rows are stored once."""
 
     def __init__(self, segment: Segment, branches: Sequence[Branch], device: torch.device | None) -> None:
         self._changed: dict[int, _Changed] = {}
         self._only: dict[int, Tensor] = {}
-        """By head: all tokens that could be drawn."""
+        """By head: all tokens that could be sampled."""
         self._without: dict[int, Tensor] = {}
-        """By head: all tokens that could not be drawn."""
+        """By head: all tokens that could not be sampled."""
         self._vocabulary = 0
         """Size of the sampler's vocabulary if `_without` is not empty; the model may have more rows."""
         self._bits: dict[int, int] = {}
@@ -82,7 +82,7 @@ class Restrictions:
         self._bits_SB = _stacked(list(number_of), device) if number_of else None
 
     def change(self, logits_HV: Tensor, at: slice) -> Slopes | None:
-        """Change the logits of these heads, before they are divided by the temperature."""
+        """Change the logits of these heads, before division by the temperature. Returns the derivatives, or None if nothing changed."""
         heads = _among(self._changed, at)
         if not heads:
             return None
@@ -98,7 +98,7 @@ class Restrictions:
         return Slopes(head_E, token_E, factor_E)
 
     def forbid(self, scaled_HV: Tensor, at: slice) -> None:
-        """Mask the tokens that could not be drawn."""
+        """Mask the tokens that could not be sampled."""
         if heads := _among(self._only, at):
             tokens = [self._only[head] for head in heads]
             head_E, token_E = _repeated(heads, at, tokens), torch.cat(tokens)
@@ -125,12 +125,12 @@ class Restrictions:
 
 
 def _among(known: Mapping[int, object], at: slice) -> list[int]:
-    """Heads of this slice that have an entry."""
+    """Return the heads of this slice that have an entry."""
     return [head for head in range(at.start, at.stop) if head in known] if known else []
 
 
 def _repeated(heads: Sequence[int], at: slice, entries: Sequence[Tensor]) -> Tensor:
-    """The position of each head within this slice, repeated once per entry."""
+    """Return each head's position within this slice, repeated once per entry."""
     device = entries[0].device
     lengths = torch.tensor([len(each) for each in entries], device=device)
     return torch.tensor([head - at.start for head in heads], device=device).repeat_interleave(lengths)
@@ -143,7 +143,7 @@ def _stacked(rows: Sequence[bytes], device: torch.device | None) -> Tensor:
 
 
 def _changed(call: TrainCall, position: int, device: torch.device | None) -> _Changed:
-    """The logit changes by the request's bias and penalties when the token at `position` was drawn."""
+    """Return how the request's bias and penalties changed the logits when the token at `position` was sampled."""
     changes, said = call.changes, Counter(call.sampled_ids[:position])
     assert changes is not None
     bias, repeats = dict(changes.bias), {*call.prompt_ids, *said} if changes.repetition != 1.0 else set[int]()

@@ -25,9 +25,10 @@ from swarm.protocol.runspec import ComputeType, LoraSpec, RunSpec
 
 
 class LocalSession(TrainingSession[Checkpoint]):
-    """The open run and its policy. served_in: inference's compute type.
+    """The open run and its policy.
 
-    turns: between steps the device holds only weights, and moments are in host memory.
+    served_in: inference's compute dtype.
+    turns: whether the device holds only weights between steps, with moments in host memory.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class LocalSession(TrainingSession[Checkpoint]):
         return super().carry_out(command)
 
     def export(self, file: Path) -> tuple[int, str]:
-        """Write the current weights for serving; returns their step and the file's checksum. Raises: OSError.
+        """Write the current weights for serving; return their step and the file's checksum. Raises: OSError.
 
-        Each is written in the hosted weight's type or inference's compute type, whichever is wider.
+        Each weight is written in the hosted weight's dtype or inference's compute dtype, whichever is wider.
         """
         self._open()
         weights = self._weights()
@@ -73,12 +74,12 @@ class LocalSession(TrainingSession[Checkpoint]):
         return self._step, write_tensors(file, weights, self._types_of(served_as), new_checksum)
 
     def send(self, socket: Path) -> tuple[int, str]:
-        """Send all weights, in the types of `export`, over the device; returns their step and digest. Raises: EngineError."""
+        """Send all weights over the device, in the dtypes of `export`; return their step and digest. Raises: EngineError."""
         self._open()
         return self._step, device_transfer.send(socket, self._weights(), self._types_of(self._policy.start))
 
     def fingerprint(self) -> tuple[int, str]:
-        """The weights' step, and the hash that a checkpoint's manifest would have for them."""
+        """Return the weights' step, and the hash that a checkpoint's manifest would have for them."""
         self._open()
         return self._step, hash_tensors(self._weights())
 
@@ -95,7 +96,7 @@ class LocalSession(TrainingSession[Checkpoint]):
     def _reset(self, spec: RunSpec, seed: int) -> None:
         lora = spec.parameters if isinstance(spec.parameters, LoraSpec) else None
         if spec.dtype != "auto":
-            self._policy.use_dtype(spec.dtype)  # first: `adapt` holds frozen weights in this type
+            self._policy.use_dtype(spec.dtype)  # first, because `adapt` stores frozen weights in this dtype
         self._policy.adapt(lora, derived_seed(spec.seed, "adapters"))
         self._model.begin_run()
         torch.manual_seed(seed)

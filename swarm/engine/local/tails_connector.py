@@ -1,7 +1,7 @@
 """`prompt_tails` as a vLLM connector (`--kv-transfer-config`).
 
-vLLM creates two instances: one for the scheduler, and one that copies in the worker. Here both live in one process; each
-step passes the plan from the first to the second. The control process never imports this.
+vLLM creates two instances: one for the scheduler, and one in the worker, which copies. Here both are in one process; for each
+step, the first passes its plan to the second. The control process never imports this module.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Plan(KVConnectorMetadata):  # type: ignore[misc]
 
 
 class TailsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """See the module. Models with several kinds of caches share only whole blocks."""
+    """Connects `PromptTails` to vLLM. Models with several kinds of caches share only whole blocks."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -77,7 +77,7 @@ class TailsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # -- in the worker --------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
-        """Remember the caches. kv_caches: one per layer, [blocks, …]; the layout within a block does not matter."""
+        """Remember the caches. `kv_caches` has one per layer, [blocks, …]; the layout within a block does not matter."""
         self._layers = list(kv_caches.values())
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
@@ -93,10 +93,10 @@ class TailsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """No-op: all layers are copied before the step."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **_: Any) -> None:
-        """Nothing is kept elsewhere."""
+        """No-op: nothing is stored elsewhere."""
 
     def wait_for_save(self) -> None:
-        """Nothing is kept elsewhere."""
+        """No-op: nothing is stored elsewhere."""
 
 
 def _runs(request: Any) -> bool:

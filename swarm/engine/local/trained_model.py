@@ -1,6 +1,6 @@
 """A checkpoint as a standalone model: export it to a folder, or chat with it in this process.
 
-Knows folders and tensors, but no servers and their state. Loading an exported folder needs none of our code.
+Knows folders and tensors, but no servers or their state. An exported folder can be loaded without our code.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ _WEIGHTS = "model.safetensors"
 
 
 def trained_weights(model: ModelFolder, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The weights under the hosted checkpoint's names, as they were served; adapters are merged into what they adapt.
+    """Return the weights as they were served, under the hosted checkpoint's names; adapters are merged into the weights they adapt.
 
-    In the hosted types, or in float32 if the run computed in float32: narrowing would give another model than was evaluated.
-    Raises: EngineError when the checkpoint began with another model.
+    They have the hosted dtypes, or float32 if the run computed in float32: narrower weights would be a different model from the one
+    that
+    was evaluated. Raises: EngineError if the checkpoint began with another model.
     """
     if checkpoint.state.fingerprint != model.fingerprint:
         raise EngineError(
             f"the checkpoint of step {checkpoint.state.step} began with model {checkpoint.state.fingerprint[:12]}, not "
-            f"with {model.name} ({model.fingerprint[:12]}); give the model that the run was started with"
+            f"with {model.name} ({model.fingerprint[:12]}); name the model that the run started with"
         )
     hosted = _stored_tensors(model.path)
     parameters = checkpoint.state.spec.parameters
@@ -57,9 +58,9 @@ def trained_weights(model: ModelFolder, checkpoint: Checkpoint) -> dict[str, Ten
 
 
 def export_model(model: ModelFolder, checkpoint: Checkpoint | None, to: Path) -> ModelFolder:
-    """Write a Hugging Face folder atomically. checkpoint None: step 0, the hosted model itself.
+    """Write a Hugging Face folder atomically. Without a checkpoint, export step 0, the hosted model itself.
 
-    Includes the chat template that the model was served with. Raises: EngineError if `to` is not empty, OSError.
+    The folder includes the chat template that the model was served with. Raises: EngineError if `to` is not empty, OSError.
     """
     unfinished = _begin(to)
     for file in model.path.iterdir():
@@ -78,7 +79,7 @@ def export_model(model: ModelFolder, checkpoint: Checkpoint | None, to: Path) ->
 def export_adapter(model: ModelFolder, checkpoint: Checkpoint, to: Path) -> ModelFolder:
     """Write only the adapter, as a folder that peft and vLLM load on top of the hosted model.
 
-    Raises: EngineError when the run trained all weights, or `to` holds something already; OSError.
+    Raises: EngineError if the run trained all weights or `to` is not empty; OSError.
     """
     parameters = checkpoint.state.spec.parameters
     if not isinstance(parameters, LoraSpec):
@@ -95,12 +96,12 @@ def export_adapter(model: ModelFolder, checkpoint: Checkpoint, to: Path) -> Mode
 def _computed_in(checkpoint: Checkpoint) -> torch.dtype:
     dtype = checkpoint.state.spec.dtype
     if dtype == "auto":
-        raise EngineError(f"the checkpoint of step {checkpoint.state.step} does not say what it was computed in")
+        raise EngineError(f"the checkpoint of step {checkpoint.state.step} does not record its compute dtype")
     return DTYPES[dtype]
 
 
 def _declare_float32(config: Path) -> None:
-    """Set the config's type to float32, so that loaders keep the weights' full precision."""
+    """Set the config's dtype to float32, so that loaders keep the weights' full precision."""
     stated = json.loads(config.read_text(encoding="utf-8"))
     key = "torch_dtype" if "torch_dtype" in stated else "dtype"
     write_atomically(config, json.dumps(stated | {key: "float32"}, indent=2).encode())
@@ -109,7 +110,7 @@ def _declare_float32(config: Path) -> None:
 def _begin(to: Path) -> Path:
     """Make an empty folder next to `to`, to be renamed when complete. Raises: EngineError, OSError."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise EngineError(f"{to} exists already; choose a new folder")
+        raise EngineError(f"{to} already exists; choose a new folder")
     unfinished = to.with_name(f".{to.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -127,7 +128,7 @@ def _finish(unfinished: Path, to: Path, model: ModelFolder, checkpoint: Checkpoi
 
 
 def _stored_tensors(path: Path) -> Mapping[str, Tensor]:
-    """Every tensor of a folder's safetensors files."""
+    """Return every tensor of a folder's safetensors files."""
     found: dict[str, Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
@@ -139,7 +140,7 @@ def _stored_tensors(path: Path) -> Mapping[str, Tensor]:
 
 
 def start_from(model: ModelFolder, checkpoint: Checkpoint | None) -> torch.nn.Module:
-    """Load the model with a checkpoint's weights; None: the hosted model itself."""
+    """Load the model with a checkpoint's weights, or the hosted model itself without a checkpoint."""
     from transformers import AutoModelForCausalLM
 
     here = DTYPES[compute_type("cpu")]
@@ -156,7 +157,7 @@ def start_from(model: ModelFolder, checkpoint: Checkpoint | None) -> torch.nn.Mo
 
 
 class Chat:
-    """A conversation with one set of weights, token by token. The template is the one that the model is served with."""
+    """A conversation with one set of weights, token by token. It uses the chat template that the model is served with."""
 
     def __init__(self, model: Any, tokenizer: Any, *, system: str | None, temperature: float, max_tokens: int) -> None:
         self._model = model
@@ -177,7 +178,8 @@ class Chat:
         max_tokens: int,
         seed: int,
     ) -> Chat:
-        """checkpoint None: the hosted model itself. Raises: EngineError."""
+        """Start a conversation with a checkpoint's weights, or with the hosted model itself without a checkpoint. Raises:
+        EngineError."""
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         tokenizer = AutoTokenizer.from_pretrained(model.path, local_files_only=True)
         served = VllmSettings(model_dir=model.path, model_name=model.name, log_path=Path())
@@ -191,7 +193,7 @@ class Chat:
 
     @torch.inference_mode()
     def answer(self, text: str) -> Iterator[str]:
-        """The model's answer to this text, piece by piece."""
+        """Yield the model's answer to this text, piece by piece."""
         self._messages.append({"role": "user", "content": text})
         ids = self._tokenizer.apply_chat_template(
             self._messages, add_generation_prompt=True, return_tensors="pt", return_dict=False

@@ -1,4 +1,4 @@
-"""The trainer as the control process sees it: a supervised child with torch. Imports no torch."""
+"""The trainer as the control process sees it: a supervised child process with torch. Imports no torch itself."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import ComputeType
 
 _IMPORTS_S = 60.0
-"""Longest import time; an idle machine needs a tenth of it."""
+"""Time limit for imports, in seconds; an idle machine needs a tenth of it."""
 _FIRST_STEP_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
 _SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} | REPRODUCIBLE_SUMS
 """Settings for reproducible matrix products: by default, CUDA and MKL may add in a different order in each run."""
 
 
 class LocalTrainer(TrainerHandle):
-    """index: number of the device of its kind, from 0. dtype: inference's compute type; exported weights are never narrower.
+    """Starts the trainer process and sends it requests.
 
-    threads: CPU threads; None: OMP_NUM_THREADS, else one per core. context: tokens of the longest call.
-    room: bytes of the GPU that it may take; None: all. turns: between steps the device holds only weights. offload: keep moments
-    and initial weights in host memory.
+    index: number of the device within its kind, from 0.
+    dtype: inference's compute dtype; exported weights are never narrower.
+    threads: CPU threads; None: OMP_NUM_THREADS, else one per core.
+    context: tokens of the longest call.
+    room: maximum bytes of GPU memory; None: all.
+    turns: whether the device holds only weights between steps.
+    offload: whether to keep moments and initial weights in host memory.
     """
 
     def __init__(
@@ -75,30 +79,31 @@ class LocalTrainer(TrainerHandle):
         """Write the weights to `file`; return their step and checksum. Raises: TrainerCrashed, OSError."""
         reply = await self.ask(Export(file=file))
         if reply.checksum is None:
-            raise EngineError("the trainer wrote weights without a checksum")
+            raise EngineError("the trainer wrote weights but returned no checksum")
         return reply.step, reply.checksum
 
     async def send(self, socket: Path) -> tuple[int, str]:
-        """Send the weights to whoever connects to this socket; return their step and digest. Raises: TrainerCrashed, EngineError."""
+        """Send the weights to the process that connects to this socket; return their step and digest. Raises: TrainerCrashed,
+        EngineError."""
         reply = await self.ask(Send(socket=socket))
         if reply.checksum is None:
-            raise EngineError("the trainer sent weights without a digest")
+            raise EngineError("the trainer sent weights but returned no digest")
         return reply.step, reply.checksum
 
     async def fingerprint(self) -> str:
-        """SHA-256 of the trained weights as they stand, in full precision. Raises: TrainerCrashed."""
+        """Return the SHA-256 of the current trained weights, in full precision. Raises: TrainerCrashed."""
         reply = await self.ask(Fingerprint())
         if reply.sha256 is None:
-            raise EngineError("the trainer did not give the hash of its weights")
+            raise EngineError("the trainer returned no hash of its weights")
         return reply.sha256
 
     def _out_of_memory(self, child: ChildProcess) -> str | None:
-        """Advice if the child ran out of GPU memory, which a restart would repeat. None: it ended for another reason."""
+        """Return advice if the child ran out of GPU memory, which a restart would repeat; None if it ended for another reason."""
         if self._device.kind == "cpu" or not child.said(*OUT_OF_MEMORY):
             return None
         return (
-            "the trainer ran out of the GPU's memory: end other programs that use it, or host a smaller model; `swarm serve --plan` shows "
-            "what takes how much"
+            "the trainer ran out of GPU memory: end other programs on the GPU, or host a smaller model; `swarm serve --plan` shows "
+            "what needs how much"
         )
 
     def _command(self, descriptor: int) -> ChildCommand:

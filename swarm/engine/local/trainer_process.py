@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from swarm.engine.local.session import LocalSession
 
 _MOST_TOUCHED = 8 * GIB
-"""Takes half a minute if the system needs 10 µs per page."""
+"""Maximum bytes to touch: half a minute if the system needs 10 µs per page."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until the socket is closed."""
+    """Answer requests until the socket is closed."""
     parser = argparse.ArgumentParser(prog="swarm.engine.local.trainer_process", allow_abbrev=False)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--fingerprint", required=True)
     parser.add_argument("--socket", type=int, required=True, help="file descriptor of a connected stream socket")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--device", choices=get_args(Device), required=True)
-    parser.add_argument("--dtype", choices=get_args(ComputeType), required=True, help="what inference multiplies in")
+    parser.add_argument("--dtype", choices=get_args(ComputeType), required=True, help="inference's compute dtype")
     parser.add_argument("--context", type=int, required=True, help="tokens of the longest call")
-    parser.add_argument("--room", type=int, help="bytes of the GPU that may be taken (default: all)")
-    parser.add_argument("--turns", action="store_true", help="between steps the device holds nothing but weights")
-    parser.add_argument("--offload", action="store_true", help="moments and first weights lie in the machine's memory")
+    parser.add_argument("--room", type=int, help="maximum bytes of GPU memory (default: all)")
+    parser.add_argument("--turns", action="store_true", help="hold only weights on the device between steps")
+    parser.add_argument("--offload", action="store_true", help="keep moments and initial weights in host memory")
     args = parser.parse_args(argv)
     logs.configure()
     try:
@@ -69,7 +69,7 @@ def _session(args: argparse.Namespace) -> LocalSession:
         from swarm.engine.local.session import LocalSession
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(args.threads)
-    # Some CUDA kernels have no deterministic form; they are named in the log.
+    # Some CUDA kernels have no deterministic form; the log names them.
     torch.use_deterministic_algorithms(True, warn_only=args.device == "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     share = DeviceShare(room=args.room, context=args.context, offload=args.offload)
@@ -81,10 +81,11 @@ def _session(args: argparse.Namespace) -> LocalSession:
 
 
 def touch(size: int) -> None:
-    """Allocate this much memory while inference boots, unless the system is short of it.
+    """Allocate this many bytes while inference boots, unless the system is short of memory.
 
-    Otherwise the first steps would wait for it: on a small machine fresh pages cost several times the computation on them. It
-    is freed at once, and `REUSE_MEMORY` keeps it for the steps.
+    Otherwise the first steps would wait for it: on a small machine, fresh pages cost several times as much as the computation on them.
+    The
+    memory is freed immediately, and `REUSE_MEMORY` keeps it for the steps.
     """
     import torch
 

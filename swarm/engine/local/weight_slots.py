@@ -1,4 +1,4 @@
-"""A private directory in memory through which trained weights reach inference: two slots, one served, one written."""
+"""A private directory in memory through which trained weights reach inference: one slot is served while the other is written."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PREFIX = "swarm-weights"
 
 
 class WeightSlots:
-    """The two slots. The directory is locked while open, so that the next server can remove those of killed servers.
+    """The two slots. The directory is locked while open, so that the next server can remove the directories of killed servers.
 
-    path: the directory while it is open, else None.
+    `path` is the directory while it is open, else None.
     """
 
     FILE = "model.safetensors"
@@ -36,7 +36,7 @@ class WeightSlots:
         self._served: Path | None = None
 
     def open(self) -> None:
-        """Make the directory, with the model's config in each slot. Does nothing if it is open. Raises: OSError."""
+        """Create the directory, with the model's config in each slot. Does nothing if it is already open. Raises: OSError."""
         if self.path is not None:
             return
         self.path, self._lock = self._made()
@@ -47,8 +47,8 @@ class WeightSlots:
         if path is None or lock is None or not (missing := [slot for slot in _SLOTS if not (path / slot).is_dir()]):
             return
         _LOG.warning(
-            "somebody removed %s, and it is made anew; systemd does so when its user logs out for the last time, unless "
-            "RemoveIPC=no stands in logind.conf",
+            "recreating %s, which was removed; systemd removes it when its user logs out for the last time, unless "
+            "logind.conf has RemoveIPC=no",
             path,
         )
         if path.is_dir():
@@ -60,9 +60,9 @@ class WeightSlots:
         os.close(lock)
 
     def reserve(self, size: int) -> None:
-        """Allocate memory for both slots' weights, in bytes, before the first weights are written.
+        """Allocate `size` bytes for the weights of each slot, before the first weights are written.
 
-        Only a hint: if there is no room, the later write reports it.
+        This is only a hint: if there is no room, the later write reports it.
         """
         path = self.path
         if path is None or not hasattr(os, "posix_fallocate"):
@@ -74,7 +74,7 @@ class WeightSlots:
             _LOG.warning("no room for weights in %s: %s", path, error)
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the directory."""
         path, lock = self.path, self._lock
         self.path = self._lock = self._served = None
         if path is not None and lock is not None:
@@ -82,7 +82,7 @@ class WeightSlots:
             os.close(lock)
 
     def free_slot(self) -> Path:
-        """The slot that is not served: inference may need the other one again after a crash."""
+        """Return the slot that is not served; after a crash, inference may need the served one again."""
         if self.path is None:
             raise EngineError("the engine is not booted")
         return next(self.path / slot for slot in _SLOTS if self.path / slot != self._served)
@@ -92,7 +92,7 @@ class WeightSlots:
         self._served = slot
 
     def _made(self) -> tuple[Path, int]:
-        """Remove directories of killed servers, then make and lock a new one. Raises: OSError, and leaves nothing."""
+        """Remove directories of killed servers, then create and lock a new one. Raises: OSError, leaving nothing behind."""
         for left in memory_dir().glob(f"{_PREFIX}-{os.getuid()}-*"):
             _remove_if_free(left)
         path, lock = _made_and_locked()
@@ -106,7 +106,7 @@ class WeightSlots:
         return path, lock
 
     def _furnish(self, slot: Path) -> None:
-        """Make a slot, with the model's configuration. Raises: OSError, and leaves none."""
+        """Create a slot, with the model's configuration. Raises: OSError, leaving no slot behind."""
         slot.mkdir(mode=0o700)
         try:
             for file in self._model_dir.iterdir():
@@ -118,18 +118,18 @@ class WeightSlots:
 
 
 def new_checksum() -> xxhash.xxh3_128:
-    """Checksum for weights in a slot. It only guards against accidents: no other user can enter the directory."""
+    """Return a checksum for weights in a slot. It only guards against accidents, because no other user can enter the directory."""
     return xxhash.xxh3_128()
 
 
 def checksum_of(file: Path) -> str:
-    """Raises: OSError."""
+    """Return the checksum of a file. Raises: OSError."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, new_checksum).hexdigest()
 
 
 def _take(file: Path, size: int) -> None:
-    """Make a file of this size, or an empty one. Raises: OSError."""
+    """Create a file of this size, or an empty one if there is no room. Raises: OSError."""
     with open(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as opened:
         try:
             os.posix_fallocate(opened.fileno(), 0, size)
@@ -139,7 +139,7 @@ def _take(file: Path, size: int) -> None:
 
 
 def _made_and_locked() -> tuple[Path, int]:
-    """Make a directory and lock it. Retry if another server removed it before the lock, taking it for a dead server's."""
+    """Create a directory and lock it. Retry if another server removed it before the lock, mistaking it for a dead server's."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getuid()}-", dir=memory_dir()))
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -150,7 +150,7 @@ def _made_and_locked() -> tuple[Path, int]:
 
 
 def _remove_if_free(path: Path) -> None:
-    """Remove a directory that no living process holds."""
+    """Remove a directory that no running process has locked."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,6 +1,6 @@
 """Extra methods of a vLLM worker: count sampled tokens, replace weights or the adapter.
 
-Loaded by the worker itself (`--worker-extension-cls`); the control process never imports it.
+The worker itself loads this module (`--worker-extension-cls`); the control process never imports it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ mask_writer.register()
 cpu_kernels.register()  # this module is loaded once, by the worker, just before it chooses its kernels
 
 _ONLY_ADAPTER = 1
-"""The number that vLLM gives to the adapter it is started with."""
+"""Number that vLLM gives to the adapter it is started with."""
 
 
 class SampledCounts:
-    """Mixed into vLLM's worker class; called over `/collective_rpc` while the scheduler is paused."""
+    """Mixin for vLLM's worker class. Its methods are called over `/collective_rpc` while the scheduler is paused."""
 
     model_runner: Any
     add_lora: Callable[[Any], bool]
     reload_weights: Callable[..., None]
 
     def sampled_counts(self) -> dict[str, int]:
-        """Sampled tokens of every request that the worker holds, by vLLM's internal request id."""
+        """Return how many tokens each request in the worker has sampled, by vLLM's internal request id."""
         return {name: len(request.output_token_ids) for name, request in self.model_runner.requests.items()}
 
     def replace_weights(self, folder: str) -> None:
-        """Replace the served weights by those in `folder`, including every copy of them."""
+        """Replace the served weights with those in `folder`, including every copy of them."""
         self.reload_weights(weights_path=folder)
         cpu_kernels.pack_output_layer(self.model_runner.get_model())
 
     def take_weights(self, socket: str) -> dict[str, str]:
-        """Replace the served weights by those that the trainer sends. Returns their `digest`, or why nothing could be sent (`refused`)."""
+        """Replace the served weights with those that the trainer sends. Returns their `digest`, or in `refused` why nothing could be
+        sent."""
         try:
             incoming = Incoming(Path(socket))
         except (OSError, EOFError, RuntimeError) as error:
@@ -49,7 +50,7 @@ class SampledCounts:
         return {"digest": digest.hexdigest()}
 
     def replace_adapter(self, name: str, folder: str) -> dict[str, bool]:
-        """Replace the served adapter by the one in `folder`; running requests continue with it."""
+        """Replace the served adapter with the one in `folder`; running requests continue with it."""
         from vllm.lora.request import LoRARequest
 
         wanted = LoRARequest(lora_name=name, lora_int_id=_ONLY_ADAPTER, lora_path=folder, load_inplace=True)

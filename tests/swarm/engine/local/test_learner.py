@@ -201,7 +201,7 @@ def test_contexts_that_take_far_more_memory_than_was_meant_are_told_of_once(
 
 
 def test_a_type_that_is_left_open_is_refused(tiny_llama: ModelFolder) -> None:
-    with pytest.raises(EngineError, match="leaves dtype open"):
+    with pytest.raises(EngineError, match="dtype is still auto"):
         Learner(Policy.load(tiny_llama.path), SystemClock()).learn(branching_batch(dtype="auto"))
 
 

@@ -64,15 +64,15 @@ async def test_a_child_that_ran_out_of_the_gpus_memory_is_not_started_again_and_
 ) -> None:
     ending.words = f"ERROR: {words}, tried to allocate 20 GiB"
     made = child(who, "cuda", tmp_path)
-    with pytest.raises(EngineDown, match="ran out of the GPU's memory"):
+    with pytest.raises(EngineDown, match="ran out of GPU memory"):
         await made.boot()
     assert ending.started == 1
     assert made.health.failed_for_good
     reason = made.health.reason or ""
     advice, _, log = reason.partition("\n")
-    assert f"{who} ran out of the GPU's memory" in advice
-    assert "end other programs that use it, or" in advice
-    assert "`swarm serve --plan` shows what takes how much" in advice
+    assert f"{who} ran out of GPU memory" in advice
+    assert "end other programs on the GPU, or" in advice
+    assert "`swarm serve --plan` shows what needs how much" in advice
     assert ending.words in log
     await made.shutdown()
 
@@ -87,5 +87,5 @@ async def test_a_child_that_ended_for_another_reason_is_started_again(
     with pytest.raises(EngineDown, match=words):
         await made.boot()
     assert ending.started == PATIENT.first_boot_failures
-    assert "ran out of the GPU's memory" not in (made.health.reason or "")
+    assert "ran out of GPU memory" not in (made.health.reason or "")
     await made.shutdown()
