@@ -1,4 +1,4 @@
-"""The device, compute type and number of threads for this machine.
+"""Chooses the device, compute dtype and number of threads for this machine.
 
 Decides from files and installed packages, before anything starts and without importing torch or vllm.
 """
@@ -23,9 +23,9 @@ Device = Literal["cpu", "cuda"]
 
 
 def device_for(wanted: Device | None, environ: Mapping[str, str] = os.environ) -> Device:
-    """wanted None: `cuda` where there is a GPU that may be used and vLLM is built for it, else `cpu`.
+    """Return the device to use. For None, that is `cuda` if there is a usable GPU and vLLM is built for it, else `cpu`.
 
-    Raises: EngineError when `cuda` is wanted and cannot be had, with the reason.
+    Raises: EngineError with the reason if `cuda` is wanted but not available.
     """
     if wanted == "cpu":
         return "cpu"
@@ -38,14 +38,14 @@ def device_for(wanted: Device | None, environ: Mapping[str, str] = os.environ) -
 
 
 def compute_type(device: Device) -> ComputeType:
-    """Default compute type: bfloat16, but float32 on CPUs without fast bfloat16 products."""
+    """Return the default compute dtype: bfloat16, but float32 on CPUs without fast bfloat16 products."""
     return "bfloat16" if device == "cuda" or multiplies_bfloat16() else "float32"
 
 
 def slow_type(device: Device, dtype: ComputeType) -> str | None:
-    """A warning for a type that this machine multiplies slowly; None: it does not."""
+    """Return a warning if this machine multiplies this dtype slowly, else None."""
     if device == "cpu" and dtype == "bfloat16" and not multiplies_bfloat16():
-        return "this CPU multiplies bfloat16 number by number, some ten times slower than float32: leave out --dtype"
+        return "this CPU has no fast bfloat16 products, so bfloat16 is about ten times slower than float32: leave out --dtype"
     return None
 
 
@@ -60,20 +60,20 @@ _RUNTIMES = ("libgomp", "libomp", "libiomp")
 
 
 def cores() -> int:
-    """Number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def thread_count(environ: Mapping[str, str]) -> int:
-    """OMP_NUM_THREADS (the first number of a list), else one thread per core."""
+    """Return OMP_NUM_THREADS (the first number of a list), else one thread per core."""
     asked = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(asked) if asked.isdecimal() and int(asked) else cores()
 
 
 def thread_settings(environ: Mapping[str, str], *, sharing: int = 1) -> dict[str, str]:
-    """Environment in which waiting threads soon sleep: spinning threads would take cores from the other child.
+    """Return an environment in which waiting threads soon sleep: spinning threads would take cores from the other child.
 
-    On a small machine the system places the threads, because vLLM's own binding would leave all but one core idle. sharing:
+    On a small machine the system places the threads, because vLLM's own binding would leave all but one core idle. `sharing` is the
     number of vLLM servers that share the cores; each would bind its threads to all of them.
     """
     settings = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": _SPINS} | dict(environ)
@@ -84,10 +84,10 @@ def thread_settings(environ: Mapping[str, str], *, sharing: int = 1) -> dict[str
 
 
 def yielding_threads(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment that makes a child use Intel's OpenMP runtime, which vLLM ships on x86; else empty.
+    """Return variables that make a child use Intel's OpenMP runtime, which vLLM ships on x86; otherwise return no variables.
 
     Its spinning threads yield their core to others, so they may spin for longer than those of GNU's runtime, which torch ships
-    and which would block the other child meanwhile. Results are the same, bit for bit.
+    and which would meanwhile block the other child. Results are the same, bit for bit.
     """
     runtime, preloaded = _intel_runtime(), environ.get("LD_PRELOAD", "")
     if runtime is None or any(name in preloaded for name in _RUNTIMES):
@@ -100,7 +100,8 @@ def yielding_threads(environ: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _intel_runtime() -> Path | None:
-    """Path of Intel's runtime; None if it is missing, or if its path needs quotes, which the dynamic linker does not support."""
+    """Return the path of Intel's runtime. None if it is missing, or if its path needs quotes, which the dynamic linker does not
+    support."""
     try:
         files = metadata.files("intel-openmp") or []
     except PackageNotFoundError:

@@ -20,7 +20,7 @@ Dialect = Literal["chat.completions", "completions"]
 
 
 class EngineError(SwarmError):
-    """Base of what engines raise."""
+    """Base class of errors that engines raise."""
 
 
 class RequestRefused(EngineError):
@@ -37,15 +37,15 @@ class EngineDown(EngineError):
 
 
 class RequestFailed(EngineDown):
-    """The engine answered a request with an error of its own. It may be crashing, or fail on this request alone."""
+    """The engine answered a request with an internal error. It may be crashing, or may have failed only on this request."""
 
 
 class EngineHung(EngineDown):
-    """A child did not answer within its limit."""
+    """A child did not answer within its time limit."""
 
 
 class TrainerCrashed(EngineDown):
-    """The trainer died. `open_run` restores the newest whole checkpoint; the caller replays journalled steps."""
+    """The trainer died. `open_run` restores the newest complete checkpoint; the caller replays journalled steps."""
 
 
 class TrainingRefused(EngineError):
@@ -56,10 +56,12 @@ class TrainingRefused(EngineError):
 class EngineInfo:
     """The hosted model. `fingerprint` is the SHA-256 over the checkpoint's weight files.
 
-    dtype: compute type of sampling, and of training if the spec says `auto`. masks: whether it reports the candidate tokens of each
-    draw and can train with them. own_functions: whether it trains with users' own functions. default_seeds: whether a call without
-    a seed gets one from its run (a GPU samples seeded calls one after another). folder: the model's folder, if it has one; no
-    answer of the server contains it. layers: names of the linear layers that adapters can be put on; empty: unknown.
+    dtype: compute dtype of sampling, and of training if the spec says `auto`.
+    masks: whether the engine reports the candidates for each sampled token and can train with them.
+    own_functions: whether it trains with users' functions.
+    default_seeds: whether a call without a seed gets one from its run (a GPU samples seeded calls one after another).
+    folder: the model's folder, if it has one; no answer of the server contains it.
+    layers: names of the linear layers that adapters can be put on; empty: unknown.
     """
 
     backend: str
@@ -75,7 +77,7 @@ class EngineInfo:
     layers: frozenset[str] = frozenset()
 
     def is_named(self, model: str) -> bool:
-        """Whether `model`, a name or a path on this machine, is the hosted model."""
+        """Return whether `model`, a name or a path on this machine, is the hosted model."""
         if model in (self.model, PurePath(self.model).name):
             return True
         try:
@@ -98,7 +100,7 @@ class ReplicaHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHealth:
-    """Sent to subscribers whenever something changes. An engine with several replicas is ready while one of them is."""
+    """Sent to subscribers on every change. An engine with several replicas is ready while any of them is."""
 
     ready: bool
     booting: bool = False
@@ -106,7 +108,7 @@ class EngineHealth:
     reason: str | None = None
     failures: int = 0
     inference_ready: bool | None = None
-    """Whether it samples, for engines that can sample while the trainer is down; None: same as `ready`."""
+    """Whether the engine samples, for engines that can sample while the trainer is down; None: same as `ready`."""
     hung_since: float | None = None
     """Unix time of the last sign of life of a hung child. Reset when the child is ready again."""
     replicas: tuple[ReplicaHealth, ...] = ()
@@ -122,7 +124,7 @@ class EngineHealth:
 
     @property
     def samples(self) -> bool:
-        """Whether the engine answers requests now."""
+        """True if the engine answers requests now."""
         return self.ready if self.inference_ready is None else self.inference_ready
 
 
@@ -130,8 +132,9 @@ class EngineHealth:
 class SampleRequest:
     """One LLM request. `body` is the dialect's request with the run's sampling defaults filled in.
 
-    prompt_ids: sample from exactly these ids, whatever the messages render to; None: render the template. A body of `completions`
-    has one prompt, text or ids. masks: report the candidate tokens of each draw, if the engine can.
+    prompt_ids: sample from exactly these ids, whatever the messages render to; None: render the template. A body of `completions` has
+        one prompt, text or ids.
+    masks: report the candidates for each sampled token, if the engine can.
     """
 
     dialect: Dialect
@@ -144,7 +147,7 @@ class SampleRequest:
 class SampledChoice:
     """One choice: sampled ids (including those cut off at a stop string), and the log-probability of each after temperature.
 
-    masks: for each id, the row of its candidate tokens (`swarm.protocol.sampling_mask`); empty if unknown.
+    `masks` has for each id the row of its candidates (`swarm.protocol.sampling_mask`); empty if unknown.
     """
 
     index: int = 0
@@ -166,9 +169,9 @@ class Sampled:
 
 @dataclass(slots=True, kw_only=True)
 class SampledEvent:
-    """One event of a stream. `data` is what the client sees (None: nothing); ids and logprobs are the new ones.
+    """One event of a stream. `data` is what the client sees (None: nothing); ids and log-probabilities are the new ones.
 
-    Version spans cover the choice's new tokens, counted from 0 at the event's first one.
+    Version spans cover the choice's new tokens; positions count from 0 at the event's first token.
     """
 
     data: dict[str, Any] | None
@@ -180,8 +183,9 @@ class SampledEvent:
 class TrainCall:
     """A call for the trainer: the origin and the sampled log-probability of each token.
 
-    reproducible: it was drawn from softmax(logits / temperature). If not, `mask` has the remaining vocabulary and `changes` the
-    changes of the logits; both None: unknown.
+    `reproducible` says that it was sampled from softmax(logits / temperature). If not, `mask` has the remaining vocabulary and
+    `changes`
+    has the changes of the logits; both are None if unknown.
     """
 
     call_id: str
@@ -198,7 +202,7 @@ class TrainCall:
 
     @property
     def off_policy(self) -> bool:
-        """Whether it was drawn from a distribution that the trainer cannot recompute."""
+        """True if the call was sampled from a distribution that the trainer cannot recompute."""
         return not self.reproducible and self.mask is None
 
 
@@ -219,7 +223,7 @@ class TrainGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """Everything one optimiser step needs; journalled before the step, so that it can be replayed exactly."""
+    """Everything that one optimizer step needs. It is journalled before the step, so that the step can be replayed exactly."""
 
     step: int
     """Number of the step that trains this batch; the first is 1."""
@@ -229,7 +233,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What one step did. `untrained` names episodes (and the ledger's reason) whose tokens had no part in the loss.
+    """What one step did. `untrained` has the episodes whose tokens had no part in the loss, each with the ledger's reason.
 
     metrics: see docs/reference/metrics.md; all finite.
     """
@@ -241,7 +245,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """A run as the engine sees it. `directory` holds its checkpoints and nothing else of the engine."""
+    """A run as the engine sees it. `directory` has its checkpoints, and no other files of the engine."""
 
     run_id: str
     branch: int
@@ -250,7 +254,7 @@ class RunContext:
 
 
 class Engine(Protocol):
-    """One hosted model: inference and training. All coroutines are called from one event loop."""
+    """One hosted model: inference and training. Call all coroutines from one event loop."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -259,7 +263,7 @@ class Engine(Protocol):
         """Call `on_health` on every change of health. The engine itself restarts crashed children with back-off."""
 
     async def boot(self) -> None:
-        """Start the children and wait until both serve. Does nothing if called again. Raises EngineDown with the reason."""
+        """Start the children and wait until both serve. Does nothing if called again. Raises: EngineDown with the reason."""
 
     async def shutdown(self) -> None:
         """Stop the children and remove what they left in memory."""
@@ -267,39 +271,41 @@ class Engine(Protocol):
     # -- tokens ---------------------------------------------------------------------------------------------------
 
     async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
-        """The token ids that the model's template makes of a request's messages and tools; for `completions`, of its text."""
+        """Return the token ids that the model's template makes of a request's messages and tools; for `completions`, those of its
+        text."""
 
     def decode(self, ids: list[int]) -> str:
-        """Text of the ids, special tokens included."""
+        """Return the text of the ids, including special tokens."""
 
     # -- sampling -------------------------------------------------------------------------------------------------
 
     async def sample(self, request: SampleRequest) -> Sampled: ...
 
     def stream(self, request: SampleRequest) -> AsyncIterator[SampledEvent]:
-        """Tokens as they are sampled. Closing the iterator stops the sampling."""
+        """Yield tokens as they are sampled. Closing the iterator stops sampling."""
 
     # -- training -------------------------------------------------------------------------------------------------
 
     async def open_run(self, run: RunContext, *, at_step: int | None = None) -> int:
-        """Make this run's weights the current ones, and serve them; returns the step they stand at.
+        """Make this run's weights the current ones, and serve them; return their step.
 
-        at_step None: the newest whole checkpoint in `run.directory`, else the hosted model itself (step 0).
-        A step that is named may begin a new branch: later checkpoints of older branches are removed then.
-        Resets in place: no child is booted again.
+        `at_step` None: use the newest complete checkpoint in `run.directory`, else the hosted model itself (step 0). A step that is
+            named may
+        start a new branch; then later checkpoints of older branches are removed. Resets in place, without rebooting a child.
         """
 
     async def require_checkpoint(self, directory: Path, step: int) -> None:
-        """Check this step's checkpoint; change nothing. Raises EngineError if it is missing or damaged, as `open_run` would."""
+        """Check this step's checkpoint without changing anything. Raises: EngineError if it is missing or damaged, as `open_run`
+        would."""
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
-        """Make one optimiser step. The new weights are not served until `serve`. Raises TrainerCrashed, TrainingRefused."""
+        """Make one optimizer step. The new weights are not served until `serve`. Raises: TrainerCrashed, TrainingRefused."""
 
     async def checkpoint(self, *, best: int | None = None) -> int:
-        """Write weights, optimiser, random state and step atomically; return the step.
+        """Write weights, optimizer, random state and step atomically; return the step.
 
         Then remove all but the newest `keep` checkpoints (from the spec), but never that of step `best`.
         """
 
     async def serve(self, version: WeightsVersion) -> None:
-        """Serve the trainer's current weights under this version; calls in flight continue over the change."""
+        """Serve the trainer's current weights under this version; calls in flight continue across the change."""

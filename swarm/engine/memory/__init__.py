@@ -1,1 +1,1 @@
-"""How much memory inference and training take, and how a device is divided between them. Imports neither torch nor vllm."""
+"""How much memory inference and training need, and how a device is divided between them. Imports neither torch nor vllm."""

@@ -15,19 +15,21 @@ from swarm.protocol.runspec import ComputeType
 
 GIB = 1 << 30
 WIDTH: dict[ComputeType, int] = {"bfloat16": 2, "float32": 4}
-"""Bytes of a number."""
+"""Bytes per number."""
 _HEADER_LIMIT = 100 << 20
 _STORED_WIDTH = 2
-"""Assumed bytes per number if a model's weight files are not at hand."""
+"""Assumed bytes per number if a model's weight files are not available."""
 _HEAD_NORMS = {"qwen3", "gemma3", "gemma3_text", "olmo2"}
 """Model types that normalise the queries and keys of each head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder with gated layers. query, key: width of all query heads and of all key heads together.
+    """A decoder with gated layers.
 
-    parameters: how many numbers its weights are. stored: bytes of its weight files.
+    query, key: width of all query heads together, and of all key heads together.
+    parameters: number of parameters.
+    stored: bytes of its weight files.
     """
 
     layers: int
@@ -44,14 +46,16 @@ class ModelShape:
 
     @classmethod
     def of(cls, model_dir: Path, config: Mapping[str, Any]) -> ModelShape:
-        """config: the model's config.json. Without weight files the shape is `described`. Raises: EngineError for weights that are
-        no safetensors."""
+        """Return the shape of a model from its config.json and weight files; without weight files, the shape is `described`.
+
+        Raises: EngineError for weights that are not safetensors.
+        """
         count = parameters(model_dir)
         return cls._with(config, count, weight_bytes(model_dir)) if count else cls.described(config)
 
     @classmethod
     def described(cls, config: Mapping[str, Any]) -> ModelShape:
-        """The shape without weight files, assuming that the model is stored in bfloat16."""
+        """Return the shape without weight files, assuming that the model is stored in bfloat16."""
         shape = cls._with(config, 0, 0)
         count = shape.matrices + shape.embeddings + shape.vectors
         return cls._with(config, count, _STORED_WIDTH * count)
@@ -79,32 +83,32 @@ class ModelShape:
 
     @property
     def matrices(self) -> int:
-        """Numbers of the layers' matrices."""
+        """Number of parameters in the layers' matrices."""
         return self.layers * self.hidden * (2 * self.query + 2 * self.key + 3 * self.inner)
 
     @property
     def table(self) -> int:
-        """Numbers of one embedding."""
+        """Number of parameters in one embedding."""
         return self.vocabulary * self.hidden
 
     @property
     def embeddings(self) -> int:
-        """Numbers of the input and output embeddings, counted once if they are tied."""
+        """Number of parameters in the input and output embeddings, counted once if they are tied."""
         return self.table if self.tied else 2 * self.table
 
     @property
     def vectors(self) -> int:
-        """Numbers of the norms."""
+        """Number of parameters in the norms."""
         of_heads = 2 * self.query // self.heads if self.head_norms else 0
         return self.layers * (2 * self.hidden + of_heads) + self.hidden
 
     def adapted(self, rank: int, targets: Sequence[str]) -> int:
-        """Numbers of adapters of this rank at these layers."""
+        """Return the number of parameters in adapters of this rank at these layers."""
         ends = self._ends()
         return self.layers * rank * sum(sum(ends[target]) for target in targets if target in ends)
 
     def _ends(self) -> dict[str, tuple[int, int]]:
-        """Input and output width of each matrix of a layer."""
+        """Return the input and output width of each matrix of a layer."""
         return {
             "q_proj": (self.hidden, self.query),
             "k_proj": (self.hidden, self.key),
@@ -116,35 +120,35 @@ class ModelShape:
         }
 
     def read_by(self, targets: Sequence[str]) -> int:
-        """Input values of these matrices of one layer, per token."""
+        """Return the number of input values per token of these matrices of one layer."""
         ends = self._ends()
         return sum(ends[target][0] for target in targets if target in ends)
 
     def is_stored_as(self, dtype: ComputeType) -> bool:
-        """Whether the weight files have this type; for mixed types, whether most weights have it."""
+        """Return whether the weight files have this dtype; for mixed dtypes, whether most weights have it."""
         return round(self.stored / max(1, self.parameters)) == WIDTH[dtype]
 
     def served(self, dtype: ComputeType) -> int:
-        """Bytes of the weights in inference: as stored, but in float32 if that is the compute type."""
+        """Return the bytes of the weights in inference: as stored, but in float32 if that is the compute dtype."""
         return max(self.stored, WIDTH[dtype] * self.parameters) if dtype == "float32" else self.stored
 
     def cached(self, dtype: ComputeType) -> int:
-        """Bytes of the keys and values of one token."""
+        """Return the bytes of the keys and values of one token."""
         return 2 * self.layers * self.key * WIDTH[dtype]
 
 
 def weight_bytes(model_dir: Path) -> int:
-    """Bytes of the weights as stored."""
+    """Return the bytes of the weights as stored."""
     return sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
 
 
 def parameters(model_dir: Path) -> int:
-    """Number of parameters. Raises: EngineError."""
+    """Return the number of parameters. Raises: EngineError."""
     return sum(math.prod(shape) for shape in stored_shapes(model_dir).values())
 
 
 def stored_shapes(model_dir: Path) -> dict[str, list[int]]:
-    """The shape of each stored tensor, by name. Raises: EngineError."""
+    """Return the shape of each stored tensor, by name. Raises: EngineError."""
     found = [_shapes_in(file) for file in sorted(model_dir.glob("*.safetensors"))]
     return {name: shape for shapes in found for name, shape in shapes.items()}
 
@@ -154,6 +158,6 @@ def _shapes_in(file: Path) -> dict[str, list[int]]:
         start = stream.read(8)
         size = struct.unpack("<Q", start)[0] if len(start) == 8 else _HEADER_LIMIT + 1
         if size > _HEADER_LIMIT:
-            raise EngineError(f"{file} is no safetensors file")
+            raise EngineError(f"{file} is not a safetensors file")
         header = json.loads(stream.read(size))
     return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}

@@ -1,6 +1,6 @@
-"""Divide one card between inference and the trainer, before anything starts.
+"""Divides one card between inference and the trainer, before anything starts.
 
-It is not known yet what runs will train, so there is a plan for all weights and one for adapters. The card is divided for all
+What runs will train is not known yet, so there is a plan for all weights and one for adapters. The card is divided for all
 weights if that fits, else for adapters; then runs that train all weights are refused.
 """
 
@@ -18,29 +18,33 @@ from swarm.engine.seam import EngineError
 from swarm.protocol.runspec import ComputeType, LoraSpec
 
 INFERENCE_OVERHEAD = int(3.4 * GIB)
-"""vLLM's memory besides weights and KV cache, even asleep: CUDA, graphs, one chunk of prompts. Measured on an H200 with 0.6B."""
+"""Bytes that vLLM takes besides weights and KV cache, even asleep: CUDA, graphs, one chunk of prompts. Measured on an H200 with
+0.6B."""
 TRAINER_OVERHEAD = GIB
-"""CUDA itself, its libraries' working memory, kernels."""
+"""Bytes of CUDA itself, its libraries' working memory, and kernels."""
 _SPARE_SHARE = 0.03
 """Share of the card lost to fragmentation."""
 _MOST_SEQUENCES = 256
 _LEAST_SEQUENCES = 8
-"""Least sequences sampled at once: with fewer, sampling is too slow to be worth it."""
+"""Minimum number of sequences sampled together: with fewer, sampling is too slow to be worth it."""
 _SHORT = 4
-"""Most calls are at most the longest length divided by this; the number of sequences and the least KV cache assume such calls."""
+"""Most calls have at most the maximum length divided by this; the number of sequences and the minimum KV cache assume such calls."""
 _KV_SHARE = 4
 _LEAST_KV, _USUAL_KV = GIB // 2, 16 * GIB
 MOST_TOKENS = 32_768
-"""Larger micro-batches than this gain nothing."""
+"""Maximum number of tokens in a micro-batch; larger ones gain nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What an operator asks for; None leaves it to the plan. model_len: longest prompt and answer, in tokens.
+    """What an operator asks for; None leaves it to the plan.
 
-    sleep: inference sleeps during a step. offload: keep moments and initial weights in host memory.
-    utilization: share of the card for inference with its weights, as vLLM counts it. apart: the trainer has its own card of the
-    same size. memory: bytes of host memory left after inference's processes; None: enough.
+    model_len: maximum tokens of prompt and answer together.
+    sleep: whether inference sleeps during a step.
+    offload: whether to keep moments and initial weights in host memory.
+    utilization: share of the card for inference, including its weights, as vLLM counts it.
+    apart: whether the trainer has its own card of the same size.
+    memory: bytes of host memory left after inference's processes; None: enough.
     """
 
     model_len: int
@@ -56,10 +60,15 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardPlan:
-    """One division of a card. card: its bytes. turns: inference sleeps during a step. apart: the trainer has its own card.
+    """One division of a card.
 
-    sequences: sampled at once. kv: bytes of KV cache. tokens: computed at once by the trainer. trainer_room: bytes that the trainer
-    may take during a step, including its CUDA context.
+    card: its bytes.
+    turns: whether inference sleeps during a step.
+    apart: whether the trainer has its own card.
+    sequences: how many are sampled together.
+    kv: bytes of KV cache.
+    tokens: how many the trainer computes together.
+    trainer_room: bytes that the trainer may use during a step, including its CUDA context.
     """
 
     card: int
@@ -93,17 +102,17 @@ class CardPlan:
 
     @property
     def at_peak(self) -> int:
-        """Bytes in use on the trainer's card at the highest point of a step."""
+        """Bytes in use on the trainer's card at the peak of a step."""
         return self.beside_trainer + TRAINER_OVERHEAD + self.memory.standing + self.memory.peak(self.tokens)
 
     @property
     def most(self) -> int:
-        """Bytes in use on a card at once, at most."""
+        """Maximum bytes in use on a card at any time."""
         return max(self.sampling, self.at_peak)
 
     @property
     def beside_trainer(self) -> int:
-        """Bytes of the trainer's card that inference holds during a step."""
+        """Bytes that inference holds on the trainer's card during a step."""
         if self.apart:
             return 0
         return INFERENCE_OVERHEAD + (0 if self.turns else self.served + self.kv)
@@ -130,17 +139,18 @@ class CardPlan:
             "keys and values": self.kv,
             "trainer, between steps": self.between_steps,
             "trainer, at the peak of a step": self.memory.standing + self.memory.peak(self.tokens),
-            "most in use at once": self.most,
+            "maximum in use": self.most,
         }
         if self.waiting:
-            parts["waiting in the machine's memory"] = self.waiting
-        head = f"{self.training.what}: {how}, {self.sequences} sequences, {self.tokens:,} tokens trained at once"
+            parts["kept in host memory"] = self.waiting
+        head = f"{self.training.what}: {how}, {self.sequences} sequences, {self.tokens:,} tokens trained together"
         return "\n".join([head, *(f"  {name:32}{_gib(size):>10}" for name, size in parts.items())])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plans:
-    """What fits on a card. whole: all weights trained; adapters: LoRA of rank 16. None: that does not fit."""
+    """What fits on a card. `whole` is the plan for training all weights, `adapters` that for LoRA of rank 16; None if it does not
+    fit."""
 
     name: str
     card: int
@@ -151,7 +161,7 @@ class Plans:
 
     @property
     def chosen(self) -> CardPlan:
-        """The plan to use. Raises: EngineError if none fits; the text says what would fit."""
+        """The plan to use. Raises: EngineError if none fits; the message says what would fit."""
         found = self.whole or self.adapters
         if found is None:
             raise EngineError(
@@ -160,7 +170,7 @@ class Plans:
         return found
 
     def why_not_whole(self) -> str:
-        """Why runs that train all weights are refused, and what to do instead; empty when they fit."""
+        """Return why runs that train all weights are refused, and what to do instead; empty if they fit."""
         if self.whole is not None:
             return ""
         return (
@@ -171,14 +181,16 @@ class Plans:
     def _needed(self, lora: LoraSpec | None) -> str:
         divisions = [*_divisions(self.card, self.shape, self.wishes, lora)]
         least = min(divisions, key=lambda plan: plan.most)
-        said = f"it takes {_gib(least.most)} at least ({least.training.what})"
+        said = f"it needs at least {_gib(least.most)} ({least.training.what})"
         fits_offloaded = [plan.host for plan in divisions if plan.most <= usable(self.card)]
         if fits_offloaded and self.wishes.memory is not None:
-            said += f", and {_gib(min(fits_offloaded))} of the machine's memory, which has {_gib(self.wishes.memory)} for it"
+            said += (
+                f", and {_gib(min(fits_offloaded))} of host memory, of which {_gib(self.wishes.memory)} are available"
+            )
         return said
 
     def advice(self, lora: LoraSpec | None) -> str:
-        """What would make room."""
+        """Return what would make room."""
         shorter = self.wishes.model_len // 2
         options = []
         if self.wishes.sleep is False:
@@ -186,7 +198,7 @@ class Plans:
         if self.wishes.offload is False and self._would_fit(lora, offload=None):
             options.append("leave out --no-offload")
         if self.wishes.kv_bytes is not None or self.wishes.utilization is not None:
-            options.append("leave keys and values to the plan")
+            options.append("leave the size of the KV cache to the plan")
         if shorter >= 512 and self._would_fit(lora, model_len=shorter):
             options.append(f"serve with --max-model-len {shorter}")
         if self._would_fit(lora, memory=None):
@@ -207,12 +219,15 @@ class Plans:
 
 
 LORA = LoraSpec()
-"""Adapters that a plan assumes; other ranks need little more or less."""
+"""The adapters that a plan assumes; other ranks need a little more or less."""
 
 
 def planned(name: str, card: int, shape: ModelShape, wishes: Wishes) -> Plans:
-    """Divide a card. card: total bytes of its memory, not the free ones. The result depends only on the card, the model and the
-    wishes, which include host memory.
+    """Divide a card.
+
+    `card` is the total memory in bytes, not the free memory. The result depends only on the card, the model and the wishes, which
+    include
+    host memory.
     """
     made = {
         lora: next((plan for plan in _divisions(card, shape, wishes, lora) if _fits(plan, wishes)), None)
@@ -229,7 +244,7 @@ def planned(name: str, card: int, shape: ModelShape, wishes: Wishes) -> Plans:
 
 
 def _divisions(card: int, shape: ModelShape, wishes: Wishes, lora: LoraSpec | None) -> Iterator[CardPlan]:
-    """Minimal plans, fastest first: prefer trained state on the card, then sampling during training, then kept activations."""
+    """Yield minimal plans, fastest first: prefer trained state on the card, then sampling during training, then kept activations."""
     offloads = (False, True) if wishes.offload is None else (wishes.offload,)
     turns = (False, True) if wishes.sleep is None else (wishes.sleep,)
     served = shape.served(wishes.dtype)
@@ -258,19 +273,19 @@ def _divisions(card: int, shape: ModelShape, wishes: Wishes, lora: LoraSpec | No
 
 
 def _fits(plan: CardPlan, wishes: Wishes) -> bool:
-    """Whether the plan fits on the card, and its offloaded part into host memory."""
+    """Return whether the plan fits on the card, and its offloaded part into host memory."""
     if plan.training.offload and wishes.memory is not None and plan.host > wishes.memory:
         return False
     return plan.most <= usable(plan.card)
 
 
 def usable(card: int) -> int:
-    """Bytes of a card available to plans."""
+    """Return the bytes of a card that plans may use."""
     return int(card * (1 - _SPARE_SHARE))
 
 
 def _filled(plan: CardPlan | None, wishes: Wishes) -> CardPlan | None:
-    """The plan with the remaining memory given to the KV cache, as far as useful, and to the trainer's micro-batches."""
+    """Return the plan with the remaining memory given to the KV cache, as far as useful, and to the trainer's micro-batches."""
     if plan is None:
         return None
     memory, room = plan.memory, usable(plan.card)
@@ -278,7 +293,7 @@ def _filled(plan: CardPlan | None, wishes: Wishes) -> CardPlan | None:
         useful = _kv_wanted(plan, wishes)
         free = room - plan.sampling
         if not (plan.turns or plan.apart):
-            free = min(free, (room - plan.at_peak) // 2)  # the other half is for more tokens at once
+            free = min(free, (room - plan.at_peak) // 2)  # the other half is for larger micro-batches
         plan = replace(plan, kv=max(plan.kv, min(useful, plan.kv + free)))
     if wishes.sequences is None:
         short = max(1, wishes.model_len // _SHORT) * plan.shape.cached(wishes.dtype)
@@ -289,7 +304,8 @@ def _filled(plan: CardPlan | None, wishes: Wishes) -> CardPlan | None:
 
 
 def _kv_asked(card: int, served: int, wishes: Wishes) -> int | None:
-    """KV cache size that the operator asked for. Raises: EngineError if the weights alone exceed the given share."""
+    """Return the KV cache size that the operator asked for, or None. Raises: EngineError if the weights alone exceed the given
+    share."""
     if wishes.kv_bytes is not None:
         return wishes.kv_bytes
     if wishes.utilization is None:
@@ -297,8 +313,8 @@ def _kv_asked(card: int, served: int, wishes: Wishes) -> int | None:
     left = int(card * wishes.utilization) - served - INFERENCE_OVERHEAD
     if left <= 0:
         raise EngineError(
-            f"--gpu-memory-utilization {wishes.utilization:g} leaves inference {_gib(int(card * wishes.utilization))} of this card, and "
-            f"its weights and graphs alone take {_gib(served + INFERENCE_OVERHEAD)}: give it more, or leave the option out"
+            f"--gpu-memory-utilization {wishes.utilization:g} gives inference {_gib(int(card * wishes.utilization))} of this card, but "
+            f"its weights and graphs already need {_gib(served + INFERENCE_OVERHEAD)}: give it more, or leave the option out"
         )
     return left
 
@@ -310,7 +326,7 @@ def _least_kv(shape: ModelShape, wishes: Wishes) -> int:
 
 
 def _kv_wanted(plan: CardPlan, wishes: Wishes) -> int:
-    """KV cache for every sequence at full length, limited to a share of a large card so that the trainer keeps enough."""
+    """Return the KV cache for every sequence at full length, limited to a share of a large card so that the trainer keeps enough."""
     every = (wishes.sequences or _MOST_SEQUENCES) * wishes.model_len * plan.shape.cached(wishes.dtype)
     return min(every, max(_USUAL_KV, plan.card // _KV_SHARE))
 

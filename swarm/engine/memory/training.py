@@ -1,6 +1,6 @@
-"""Memory of a training step, from the model's shape and the trained weights.
+"""Estimates the memory of a training step, in bytes, from the model's shape and the trained weights.
 
-Counts as torch's allocator does: memory held between passes, and memory that a pass keeps for the backward pass. Sizes in bytes.
+Counts as torch's allocator does: memory held between passes, and memory that a pass keeps for the backward pass.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ _WHOLE = WIDTH["float32"]
 _MOMENTS = 2 * _WHOLE
 """Bytes of AdamW's moments per trained parameter."""
 CHUNK_LOGITS = 32_000_000
-"""Most logits held at a time, in the compute type: 64 MB in bfloat16."""
+"""Maximum number of logits held at a time, in the compute dtype: 64 MB in bfloat16."""
 GPU_LOGITS = 4 * CHUNK_LOGITS
-"""The same on a GPU, which processes all of them together."""
+"""As CHUNK_LOGITS, for a GPU, which processes all of them together."""
 BLOCK_LOGITS = 3_200_000
-"""Most logits processed in float32 at a time on the CPU, so that intermediate results stay in the cache."""
+"""Maximum number of logits processed in float32 at a time on the CPU, so that intermediate results stay in the cache."""
 CHUNK_GRADIENT = 2_000_000
-"""Numbers of the output weight's gradient added at a time on the CPU, so that products stay in the cache (CHUNK_LOGITS on a
-GPU). This avoids a second gradient of its size."""
+"""Number of entries of the output weight's gradient that are added at a time on the CPU, so that products stay in the cache
+(CHUNK_LOGITS on a GPU). This avoids a second gradient of its size."""
 OPTIMIZED_TOGETHER = 64_000_000
-"""Numbers that the optimiser steps together on a GPU; it also holds their old values and offloaded moments meanwhile."""
+"""Number of parameters that the optimizer steps together on a GPU; meanwhile it also holds their old values and offloaded moments."""
 _KEY_COPIES = 2
 """Copies of each key and value on a GPU, where much-read blocks are duplicated; up to four in the worst case."""
 _MASK_WIDTH = 2
@@ -33,8 +33,10 @@ FEWEST_TOKENS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A run's training settings that affect memory. lora None: all weights. context: tokens of its longest calls.
+    """A run's training settings that affect memory.
 
+    lora: None: all weights are trained.
+    context: tokens of its longest calls.
     offload: keep moments and initial weights in host memory, and copy them to the device when they are read.
     """
 
@@ -47,7 +49,7 @@ class Training:
 
     @property
     def what(self) -> str:
-        """What is trained, in words."""
+        """What is trained, as text."""
         name = "all weights" if self.lora is None else f"adapters of rank {self.lora.rank}"
         offloaded = ", offloaded" if self.offload else ""
         twice = ", activations computed twice" if self.checkpointing else ""
@@ -61,16 +63,16 @@ class TrainerMemory:
     shape: ModelShape
     training: Training
 
-    # -- what stands there --------------------------------------------------------------------------------------------
+    # -- held between passes ------------------------------------------------------------------------------------------
 
     @property
     def start(self) -> int:
-        """The hosted weights as they are stored: what runs begin with, and what the KL is measured to."""
+        """The hosted weights as stored: runs begin with them, and the KL is measured against them."""
         return 0 if self.training.offload else self.shape.stored
 
     @property
     def weights(self) -> int:
-        """Weights for computation, unless they are the hosted weights themselves; adapters, and their initial values."""
+        """Weights for computation, unless these are the hosted weights themselves; also adapters and their initial values."""
         if self.training.lora is None:
             return _WHOLE * self.shape.parameters
         matrices = self.shape.matrices + self.shape.embeddings
@@ -80,13 +82,13 @@ class TrainerMemory:
 
     @property
     def step(self) -> int:
-        """Memory that the first step allocates and later ones reuse: gradients, moments, and copies in the compute type."""
+        """Memory that the first step allocates and later ones reuse: gradients, moments, and copies in the compute dtype."""
         moments = 0 if self.training.offload else self.moments
         return _WHOLE * self.trained + moments + self._copies
 
     @property
     def moments(self) -> int:
-        """The optimiser's moments."""
+        """The optimizer's moments."""
         return _MOMENTS * self.trained
 
     @property
@@ -101,7 +103,7 @@ class TrainerMemory:
 
     @property
     def trained(self) -> int:
-        """How many numbers are trained."""
+        """Number of trained parameters."""
         lora = self.training.lora
         return self.shape.parameters if lora is None else self.shape.adapted(lora.rank, lora.targets)
 
@@ -115,15 +117,15 @@ class TrainerMemory:
     def _width(self) -> int:
         return WIDTH[self.training.dtype]
 
-    # -- what a pass takes ----------------------------------------------------------------------------------------------
+    # -- used by a pass -------------------------------------------------------------------------------------------------
 
     def kept(self, tokens: int) -> int:
-        """Activations kept for the backward pass of this many tokens, computed at once."""
+        """Return the activations kept for the backward pass of this many tokens, computed together."""
         return tokens * self.token
 
     @property
     def token(self) -> int:
-        """The same for one token."""
+        """Activations kept for the backward pass of one token."""
         shape, layer = self.shape, self._layer
         inputs = shape.layers * shape.hidden * _WHOLE
         layers = inputs + layer if self.training.checkpointing else shape.layers * layer
@@ -137,7 +139,7 @@ class TrainerMemory:
         read_whole = 2 * shape.hidden  # the residual stream, by both norms
         if lora is None:
             read = 2 * shape.hidden + shape.query + shape.inner  # by the matrices
-        elif self.training.dtype == "float32":  # by the adapters, who share what they read
+        elif self.training.dtype == "float32":  # by the adapters, which share their inputs
             read = 2 * shape.hidden + shape.query + shape.inner + lora.rank * len(lora.targets)
         else:
             read = shape.read_by(lora.targets) + lora.rank * len(lora.targets)
@@ -149,12 +151,14 @@ class TrainerMemory:
         return _WHOLE * read_whole + self._width * (read + attention + by_heads + gated)
 
     def peak(self, tokens: int, heads: int | None = None) -> int:
-        """Peak memory, in addition to `standing`, of a step that computes this many tokens at once.
+        """Return the peak memory, in addition to `standing`, of a step that computes this many tokens together.
 
-        heads: at how many of them a token was drawn; None: at all of them.
+        `heads` is the number of positions at which a token was sampled; None: all of them.
         """
         heads = tokens if heads is None else heads
-        recomputed = tokens * self._layer if self.training.checkpointing else 0  # of one layer, on the way back alone
+        recomputed = (
+            tokens * self._layer if self.training.checkpointing else 0
+        )  # of one layer, only in the backward pass
         forward = self.kept(tokens) - recomputed + self._logits(heads) + self._rows
         backward = self.kept(tokens) + tokens * self._way_back + self._width * self.shape.hidden * self.shape.inner
         return max(forward, backward, self._update, self._first_weights(tokens, heads))
@@ -171,7 +175,7 @@ class TrainerMemory:
         return self._width * min(self.shape.table, rows) if self.training.lora is None else 0
 
     def _logits(self, heads: int) -> int:
-        """Memory of passes over the vocabulary: logits, their float32 intermediates, and the hidden states."""
+        """Return the memory of passes over the vocabulary: logits, their float32 intermediates, and the hidden states."""
         gpu, words = self.training.on_gpu, self.shape.vocabulary
         chunk, block = (GPU_LOGITS, GPU_LOGITS) if gpu else (CHUNK_LOGITS, BLOCK_LOGITS)
         at_once = min(heads, max(1, chunk // words))
@@ -182,7 +186,7 @@ class TrainerMemory:
 
     @property
     def _update(self) -> int:
-        """Memory of the optimiser's update: old values of one part of the weights at a time, and its offloaded moments."""
+        """Memory of the optimizer's update: old values of one part of the weights at a time, and its offloaded moments."""
         largest = max(self.shape.table, self.shape.hidden * self.shape.inner)
         together = OPTIMIZED_TOGETHER if self.training.on_gpu else largest
         if self.training.offload:  # AdamW steps larger weights by rows
@@ -190,7 +194,8 @@ class TrainerMemory:
         return _WHOLE * min(self.trained, max(largest, together))
 
     def _first_weights(self, tokens: int, heads: int) -> int:
-        """Memory for the KL. Offloaded or narrower initial weights are loaded one layer at a time, the output embedding last."""
+        """Return the memory for the KL. Offloaded or narrower initial weights are loaded one layer at a time, the output embedding
+        last."""
         training, shape = self.training, self.shape
         if training.lora is not None or (shape.is_stored_as(training.dtype) and not training.offload):
             return 0
@@ -199,7 +204,7 @@ class TrainerMemory:
         return max(layer + tokens * self._way_back, self._width * shape.table + self._logits(heads))
 
     def tokens_within(self, room: int, most: int) -> int:
-        """How many tokens fit into this room in addition to `standing`, in steps of 256; at least 256, at most `most`."""
+        """Return how many tokens fit into this room in addition to `standing`, in steps of 256; at least 256, at most `most`."""
         fit = FEWEST_TOKENS
         while fit + FEWEST_TOKENS <= most and self.peak(fit + FEWEST_TOKENS) <= room:
             fit += FEWEST_TOKENS

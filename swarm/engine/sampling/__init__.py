@@ -1,1 +1,1 @@
-"""What the local engine and the verl engine share to sample from vLLM's own server. Imports neither torch nor vllm."""
+"""Sampling from vLLM's own server, for the local engine and the verl engine. Imports neither torch nor vllm."""

@@ -13,9 +13,9 @@ from swarm.engine.seam import EngineError, RequestRefused, Sampled, SampledChoic
 from swarm.protocol.episodes import VersionSpan
 
 Masks = Callable[[int, int, int], list[bytes]]
-"""(choice, start, end) → the candidate tokens of each of these draws; empty if unknown."""
+"""(choice, start, end) → the candidates for each of these sampled tokens; empty if unknown."""
 Spans = Callable[[int, int, int], list[VersionSpan]]
-"""(choice, start, end) → weights versions of these tokens, counted from `start`."""
+"""(choice, start, end) → the weights versions of these tokens, with positions counted from `start`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Asked:
     @classmethod
     def by(cls, request: SampleRequest) -> Asked:
         body = request.body
-        logprobs = body.get("logprobs")  # of a text completion a number: with 0, of the sampled tokens alone
+        logprobs = body.get("logprobs")  # a number in a text completion; 0: only of the sampled tokens
         return cls(
             logprobs=logprobs is not None if request.dialect == "completions" else bool(logprobs),
             token_ids=bool(body.get("return_token_ids")),
@@ -38,7 +38,7 @@ class Asked:
 
 
 def chat_body(body: dict[str, Any], *, model: str, request_id: str, prompt_ids: list[int] | None) -> dict[str, Any]:
-    """The chat completion request for vLLM, with the fields that let us record every token. Raises: RequestRefused, as below."""
+    """Return the chat completion request for vLLM, with the fields that let us record every token. Raises: RequestRefused."""
     ours = {"model": model, "request_id": request_id, "logprobs": True, "include_reasoning": True}
     if prompt_ids is not None:
         ours["kv_transfer_params"] = {"prompt_token_ids": prompt_ids}
@@ -46,7 +46,7 @@ def chat_body(body: dict[str, Any], *, model: str, request_id: str, prompt_ids: 
 
 
 def text_body(body: dict[str, Any], *, model: str, request_id: str, prompt_ids: list[int] | None) -> dict[str, Any]:
-    """A text completion, likewise."""
+    """As `chat_body`, for a text completion."""
     ours = {"model": model, "request_id": request_id, "logprobs": body.get("logprobs") or 0}
     if prompt_ids is not None:
         ours["prompt"] = prompt_ids
@@ -54,7 +54,7 @@ def text_body(body: dict[str, Any], *, model: str, request_id: str, prompt_ids: 
 
 
 def _recordable(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without fields that would hide tokens. Raises: RequestRefused for beam search, which does not sample."""
+    """Return the body without fields that would hide tokens. Raises: RequestRefused for beam search, which does not sample."""
     if body.get("use_beam_search"):
         message = "beam search does not sample, so its tokens cannot be recorded; leave use_beam_search out"
         raise RequestRefused(
@@ -72,14 +72,14 @@ _NEVER_PASSED = frozenset(
         "instructions",
     }
 )
-"""Fields that would hide tokens or change the prompt's ids; and `instructions`, which only the recorded request keeps."""
+"""Fields that would hide tokens or change the prompt's ids, and `instructions`, which is kept only in the recorded request."""
 
 
 def book_answer(answer: dict[str, Any], asked: Asked, spans: Spans, masks: Masks) -> Sampled:
     """Extract the tokens of a complete answer. Raises: EngineError if tokens and log-probabilities do not match."""
     prompt_ids = _prompt_ids(answer)
     if not prompt_ids:
-        raise EngineError("the inference engine did not say which prompt ids it saw")
+        raise EngineError("the inference engine returned no prompt ids")
     choices = []
     for choice in answer["choices"]:
         ids, logprobs = _tokens(choice)
@@ -112,7 +112,7 @@ class StreamBook:
         self._booked: dict[int, int] = {}
 
     def event(self, chunk: dict[str, Any]) -> SampledEvent:
-        """Raises: EngineError when tokens and log-probabilities do not agree."""
+        """Process a chunk. Raises: EngineError if tokens and log-probabilities do not match."""
         asked, booked = self._asked, list[SampledChoice]()
         prompt_ids = _prompt_ids(chunk)
         if not asked.token_ids and "prompt_token_ids" in chunk:
@@ -156,12 +156,14 @@ def _tokens(choice: dict[str, Any]) -> tuple[list[int], list[float]]:
         said = [entry["logprob"] for entry in content] if content else given.get("token_logprobs") or ()
         logprobs = [float(logprob) for logprob in said]
     if len(logprobs) != len(ids):
-        raise EngineError(f"the inference engine gave {len(ids)} sampled ids, but {len(logprobs)} log-probabilities")
+        raise EngineError(
+            f"the inference engine returned {len(ids)} sampled ids, but {len(logprobs)} log-probabilities"
+        )
     return ids, logprobs
 
 
 def _prompt_ids(data: dict[str, Any]) -> list[int] | None:
-    """The prompt's ids; a chat has them next to the choices, a text completion within each choice."""
+    """Return the prompt's ids; a chat has them next to the choices, a text completion within each choice."""
     ids = data.get("prompt_token_ids")
     for choice in data.get("choices") or () if ids is None else ():
         ids = ids or choice.get("prompt_token_ids")

@@ -1,4 +1,4 @@
-"""Client of vLLM's own server, on a Unix socket or over the network: render, sample, stream, change weights in place.
+"""Client for vLLM's own server, on a Unix socket or over the network: render, sample, stream, change weights in place.
 
 Knows vLLM's paths and fields, and nothing of processes, versions or episodes. Uses aiohttp because it spends 20 µs per stream
 event where httpx spends 90 µs, on the CPU that also samples.
@@ -35,18 +35,19 @@ _DATA = b"data: "
 _JSON = {"content-type": "application/json"}
 _CONNECT_S = 10.0
 _PATIENT = ClientTimeout(total=None, sock_connect=_CONNECT_S)
-"""No limit on the time of an answer."""
+"""No time limit for an answer."""
 _LOADED_BYTES_PER_S = 100_000_000
-"""Rate at which a slow machine loads or hashes weights; two cores with fast memory are five times faster."""
+"""Rate at which a slow machine loads or hashes weights; two cores with fast memory are five times as fast."""
 _MOVE_S = 60.0
-"""Time limit for moving all weights from the device to host memory, or back."""
+"""Time limit for moving all weights from the device to host memory or back, in seconds."""
 _PROBE = ClientTimeout(total=5.0)
 _KEEP_S = 4.0
-"""Keep-alive of idle connections: shorter than vLLM's five seconds, so that no request uses a connection that vLLM is closing."""
+"""Keep-alive of idle connections, in seconds: shorter than vLLM's five seconds, so that no request uses a connection that vLLM is
+closing."""
 
 
 def loading_s(weights_dir: Path) -> float:
-    """How long loading these weights into a running model may take."""
+    """Return how many seconds loading these weights into a running model may take."""
     return weight_bytes(weights_dir) / _LOADED_BYTES_PER_S
 
 
@@ -55,7 +56,7 @@ class NotShared(EngineError):
 
 
 class VllmClient:
-    """One connection pool to one server. Raises EngineDown whenever the server does not answer.
+    """A pool of connections to one server. Raises EngineDown whenever the server does not answer.
 
     Sampling has no time limit: the server's owner monitors whether it is alive.
     """
@@ -68,8 +69,10 @@ class VllmClient:
         key: str | None = None,
         answer_s: float = LEAST_LIMIT_S,
     ) -> None:
-        """socket: a Unix socket of this machine; None: it listens at `address`, HOST:PORT. answer_s: longest time that the
-        engine may compute before it reads another request."""
+        """Connect to a Unix socket of this machine, or without one to `address`, HOST:PORT.
+
+        `answer_s` is the maximum time in seconds that the engine may compute before it reads another request.
+        """
         self.url = f"http://{address}/"
         self._answer_s = answer_s
         pool: dict[str, Any] = {"limit": 0, "keepalive_timeout": _KEEP_S}
@@ -85,7 +88,7 @@ class VllmClient:
 
     @classmethod
     def at(cls, address: str, key: str) -> VllmClient:
-        """A server that listens at HOST:PORT and asks for a key."""
+        """Return a client for a server that listens at HOST:PORT and requires a key."""
         return cls(None, address=address, key=key)
 
     async def close(self) -> None:
@@ -101,17 +104,17 @@ class VllmClient:
             return False  # not listening yet
 
     async def render(self, dialect: Dialect, body: dict[str, Any]) -> list[int]:
-        """Token ids that the template makes of a request; of a text completion, those of its one prompt."""
+        """Return the token ids that the template makes of a request; for a text completion, those of its only prompt."""
         answer = await self._post(PATHS[dialect] + "/render", body)
         (rendered,) = answer if isinstance(answer, list) else [answer]
         return list(rendered["token_ids"])
 
     async def sample(self, dialect: Dialect, body: dict[str, Any]) -> dict[str, Any]:
-        """A whole answer. Cancelling the call stops the sampling."""
+        """Return a complete answer. Cancelling the call stops sampling."""
         return dict(await self._post(PATHS[dialect], body))
 
     async def stream(self, dialect: Dialect, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of an answer, as they are sampled. Closing the iterator stops the sampling."""
+        """Yield the chunks of an answer as they are sampled. Closing the iterator stops sampling."""
         done, rest = False, b""
         try:
             async with self._http.post(PATHS[dialect], data=orjson.dumps(body), headers=_JSON) as response:
@@ -131,19 +134,19 @@ class VllmClient:
             if not done:
                 raise _down(error) from error
         if not done:
-            raise EngineDown("the inference engine broke off its answer")
+            raise EngineDown("the inference engine ended its answer early")
 
     # -- weights --------------------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Freeze every request where it is; new ones wait."""
+        """Freeze every request where it is; new requests wait."""
         await self._control("/pause?mode=keep")
 
     async def resume(self) -> None:
         await self._control("/resume")
 
     async def sleep(self) -> None:
-        """Freeze every request, drop the KV cache, move the weights to host memory; on the CPU they stay."""
+        """Freeze every request, drop the KV cache, and move the weights to host memory; on the CPU they stay."""
         await self._control("/sleep?level=1&mode=keep", limit_s=_MOVE_S)
 
     async def wake_up(self) -> None:
@@ -151,7 +154,7 @@ class VllmClient:
         await self._control("/wake_up", limit_s=_MOVE_S)
 
     async def sampled_counts(self) -> dict[str, int]:
-        """Sampled tokens so far of every request that the engine holds, by the engine's own request id."""
+        """Return how many tokens each request in the engine has sampled so far, by the engine's own request id."""
         answer = await self._control("/collective_rpc", {"method": "sampled_counts"})
         (counts,) = answer["results"]
         return {str(name): int(count) for name, count in counts.items()}
@@ -165,9 +168,9 @@ class VllmClient:
         )
 
     async def take_weights(self, socket: Path, limit_s: float) -> str:
-        """Take the weights that the trainer sends to this socket. Returns their digest. Raises: NotShared.
+        """Receive the weights that the trainer sends to this socket; return their digest. Raises: NotShared.
 
-        limit_s: longest time for the transfer itself.
+        `limit_s` is the time limit for the transfer itself.
         """
         answer = await self._control(
             "/collective_rpc",
@@ -180,12 +183,12 @@ class VllmClient:
         return str(taken["digest"])
 
     async def replace_adapter(self, name: str, folder: Path) -> None:
-        """Read the adapter that is served under this name anew, from `folder`. Raises: EngineError."""
+        """Reload the adapter that is served under this name, from `folder`. Raises: EngineError."""
         answer = await self._control(
             "/collective_rpc", {"method": "replace_adapter", "kwargs": {"name": name, "folder": str(folder)}}
         )
         if answer["results"] != [{"loaded": True}]:
-            raise EngineError(f"the inference engine did not take the adapter in {folder}")
+            raise EngineError(f"the inference engine did not load the adapter in {folder}")
 
     async def forget_prefixes(self) -> None:
         """Drop the KV cache, so that nothing computed with old weights is reused.
@@ -194,7 +197,7 @@ class VllmClient:
         """
         answer = await self._control("/reset_prefix_cache?reset_running_requests=true")
         if not answer.get("success"):
-            raise EngineError("the inference engine kept keys and values of the old weights")
+            raise EngineError("the inference engine did not drop the keys and values of the old weights")
 
     async def _control(
         self, path: str, body: dict[str, Any] | None = None, *, limit_s: float | None = None
@@ -223,7 +226,7 @@ class VllmClient:
 
 
 def _raise_for(status: int, content: bytes) -> None:
-    """Raise for an error answer: RequestRefused with the body for client errors, RequestFailed for server errors."""
+    """Raise for an error response: RequestRefused with the body for client errors, RequestFailed for server errors."""
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError:

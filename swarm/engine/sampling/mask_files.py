@@ -1,8 +1,8 @@
 """Sampling masks from vLLM: its worker writes a file per request, and this process reads it as the answer arrives.
 
 The file is named by the engine's request id, in a shared folder. It holds records: the token's index within the answer, the
-length of its row (both uint32, little-endian), and the row (`swarm.protocol.sampling_mask`). The last record of a token
-counts: a prompt computed in parts draws a first token after each part. Imports neither torch nor vllm.
+length of its row (both uint32, little-endian), and the row (`swarm.protocol.sampling_mask`). The last record of a token counts,
+because for a prompt computed in parts a first token is sampled after each part. Imports neither torch nor vllm.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Final
 from swarm.engine.sampling.request_ids import own_id
 
 FOLDER_VARIABLE: Final = "SWARM_SAMPLING_MASKS"
-"""Environment variable with the folder that the worker writes to."""
+"""Environment variable that names the folder that the worker writes to."""
 FLAG: Final = "swarm_masks"
-"""Extension argument of a request whose masks are wanted (`vllm_xargs`)."""
+"""Extension argument (`vllm_xargs`) of a request that wants masks."""
 HEAD: Final = struct.Struct("<II")
-"""Token index, and length of its row."""
+"""Token index, and length of the token's row."""
 
 
 def mask_folder(socket: Path) -> Path:
-    """The folder for masks, next to the server's socket and removed with it."""
+    """Return the folder for masks, which is next to the server's socket and removed with it."""
     return socket.parent / "masks"
 
 
@@ -46,10 +46,10 @@ class MaskFiles:
         self._request_id = request_id
         self._choices: dict[int, _Rows] = {}
         self._same: dict[bytes, bytes] = {}
-        """Shares equal rows."""
+        """Equal rows are stored once."""
 
     def rows(self, choice: int, start: int, end: int) -> list[bytes]:
-        """Rows of the tokens [start, end) of a choice; empty if one of them is unknown."""
+        """Return the rows of the tokens [start, end) of a choice; empty if any of them is unknown."""
         if end <= start:
             return []
         if choice not in self._choices:
@@ -62,7 +62,8 @@ class MaskFiles:
         return rows if all(rows) else []
 
     def remove(self, in_flight: Collection[str]) -> None:
-        """Remove the files of this finished request, and late files of cancelled ones. in_flight: requests that are still running."""
+        """Remove the files of this finished request, and late files of cancelled ones. `in_flight` has the requests that are still
+        running."""
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
                 if own_id(path.name)[1] not in in_flight:
@@ -76,7 +77,7 @@ class MaskFiles:
                     self._choices.setdefault(choice, _Rows(path))
 
     def _read(self, rows: _Rows) -> None:
-        """Read new records. Leave an incomplete one for the next read."""
+        """Read new records. Leave an incomplete record for the next read."""
         try:
             with rows.path.open("rb") as file:
                 file.seek(rows.read)
@@ -96,5 +97,5 @@ class MaskFiles:
 
 
 def no_rows(choice: int, start: int, end: int) -> list[bytes]:
-    """Stands in for `MaskFiles.rows` if no masks are wanted."""
+    """Stand in for `MaskFiles.rows` when no masks are wanted."""
     return []

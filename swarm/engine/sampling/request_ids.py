@@ -1,4 +1,4 @@
-"""Our request ids within vLLM's."""
+"""Extracts our request ids from vLLM's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ _ENGINE_ID = re.compile(r"(?:(?P<choice>\d+)_)?(?:chatcmpl-(?P<chat>.+)|cmpl-(?P
 
 
 def own_id(engine_id: str) -> tuple[int, str]:
-    """`2_chatcmpl-<ours>-<random>` is choice 2 of our request; without a number there is one choice alone.
+    """Return the choice and our request id of an engine's request id.
 
+    `2_chatcmpl-<ours>-<random>` is choice 2 of our request; without a number there is only one choice.
     A text completion is `cmpl-<ours>-0-<random>`: 0 is its first and only prompt.
     """
     match = _ENGINE_ID.fullmatch(engine_id)

@@ -1,4 +1,4 @@
-"""Calls to vLLM's server: token ids in, token ids and log-probabilities out, each token stamped with the weights that sampled it.
+"""Calls to vLLM's server, which return token ids, log-probabilities, and the version of the weights that sampled each token.
 
 Weights may change while calls are in flight: we pause the server and note how many tokens each call has sampled.
 """
@@ -25,16 +25,16 @@ from swarm.protocol.episodes import VersionSpan, WeightsVersion
 
 @dataclass(slots=True)
 class CallInFlight:
-    """One request to the engine. `changes`: weights versions, with the first token of each (by choice)."""
+    """One request to the engine. `changes` has the later weights versions, each with the index of its first token (by choice)."""
 
     request_id: str
     first_version: WeightsVersion
     changes: list[tuple[dict[int, int], WeightsVersion]] = field(default_factory=list)
     _unchanged: dict[int, VersionSpan] = field(default_factory=dict)
-    """Spans of events sampled by the first weights, by number of tokens; cached because a stream has thousands of events."""
+    """Spans of events sampled by the first weights, by number of tokens. They are cached because a stream has thousands of events."""
 
     def spans(self, choice: int, start: int, end: int) -> list[VersionSpan]:
-        """Versions of the sampled tokens [start, end) of a choice; positions count from `start`, as 0."""
+        """Return the versions of the sampled tokens [start, end) of a choice, with positions counted from `start`."""
         if not self.changes:
             return [self._first_span(end - start)] if end > start else []
         spans: list[VersionSpan] = []
@@ -76,10 +76,12 @@ class WeightSpans:
         self._calls.pop(call.request_id, None)
 
     def change(self, version: WeightsVersion, sampled_counts: dict[str, int]) -> None:
-        """Record a change of weights. sampled_counts: tokens that each request had sampled before, by the engine's id.
+        """Record a change of weights.
 
-        A call unknown to the engine has not begun: all its tokens will come from the new weights. (A finished one was answered
-        during the pause, before this call.)
+        `sampled_counts` has the number of tokens that each request had sampled before, by the engine's id. A call unknown to the engine
+        has
+        not begun: all its tokens will come from the new weights. (A finished call was answered during the pause, before this method
+            ran.)
         """
         found: dict[str, dict[int, int]] = {}
         for engine_id, count in sampled_counts.items():
@@ -91,7 +93,7 @@ class WeightSpans:
 
 
 class Sampler(ABC):
-    """The sampling half of an engine. A subclass says which server takes a call."""
+    """The sampling half of an engine. A subclass chooses the server for each call."""
 
     def __init__(self, model_dir: Path, model_name: str) -> None:
         self._model_name = model_name
@@ -106,10 +108,10 @@ class Sampler(ABC):
 
     @abstractmethod
     def _server(self) -> AbstractContextManager[VllmClient]:
-        """The server that takes a call. Raises: EngineDown."""
+        """Return a context with the server for a call. Raises: EngineDown."""
 
     def _mask_folder(self) -> Path | None:
-        """The folder in which the server writes sampling masks; None if it does not."""
+        """Return the folder in which the server writes sampling masks, or None if it writes none."""
         return None
 
     def _lives(self) -> None:
@@ -157,7 +159,7 @@ class Sampler(ABC):
 
     @contextmanager
     def _masks(self, request: SampleRequest, call: CallInFlight) -> Iterator[Masks]:
-        """Within the block, reader of the call's sampling masks."""
+        """Yield a reader of the call's sampling masks."""
         folder = self._mask_folder() if request.masks else None
         if folder is None:
             yield no_rows

@@ -1,6 +1,6 @@
 """vLLM's own server as a child: its command line, its environment, and its memory needs.
 
-Reads the model's files; imports neither torch nor vllm. Tests showed that the flags give correct tokens: log-probabilities
+Reads the model's files; imports neither torch nor vllm. Tests show that its flags give correct tokens: log-probabilities
 after temperature, no chunked prefill on the CPU (where a chunked prefill of a seeded request crashes the engine).
 """
 
@@ -28,15 +28,16 @@ from swarm.protocol.runspec import ComputeType
 CHATML_TOOLS = Path(__file__).resolve().parents[2] / "models" / "chat_template.jinja"
 _DEFAULT_MODEL_LEN = 4096
 _BLOCK_TOKENS = 32
-"""Prompts share whole blocks of computed tokens. vLLM's 128 on the CPU is longer than most shared prompts of a group."""
+"""Tokens per block; prompts share whole blocks of computed tokens. vLLM's 128 on the CPU is longer than most shared prompts of a
+group."""
 _PROCESS_BYTES: dict[Device, int] = {"cpu": int(1.2 * GIB), "cuda": 3 * GIB}
-"""Python with torch and vLLM in it, before any weights; on a GPU two processes, with CUDA's libraries."""
+"""Bytes of Python with torch and vLLM, before any weights; on a GPU, of two processes with CUDA's libraries."""
 _LOADING_BYTES = GIB // 2
-"""On their way to a GPU weights pass through the machine's memory, a tensor at a time."""
+"""Bytes for weights on their way to a GPU: they pass through host memory, one tensor at a time."""
 _LEAST_KV_BYTES = GIB // 2
 _MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
 NO_BLOCKS = "No available memory for the cache blocks"
-"""vLLM's message when nothing of its share is left for keys and values."""
+"""vLLM's message when its share has no memory left for keys and values."""
 OUT_OF_MEMORY = (
     "OutOfMemoryError",
     "CUDA out of memory",
@@ -48,13 +49,14 @@ OUT_OF_MEMORY = (
 MOST_SEQS: dict[Device, int] = {"cpu": 64, "cuda": 256}
 _CHUNK_TOKENS = 8192
 _SPARE_KV_TOKENS = 256
-"""Spare tokens for partial blocks and for the block that vLLM reserves: with fewer it does not boot."""
+"""Spare tokens for partial blocks and for the block that vLLM reserves; with fewer, vLLM does not boot."""
 CPU_NORMS = "swarm_cpu"
 """The worker's name for its CPU norms (cpu_kernels.py). Where they do not apply, vLLM falls back to its own."""
 VLLM_SERVER = "vllm.entrypoints.openai.api_server"
 FORKING_SERVER = "swarm.engine.local.forking_server"
 _READ_BY_IMPORTS = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1"}
-"""Variables that vLLM sets before it spawns a CPU core. We set them earlier, because a forked core has already imported the readers."""
+"""Variables that vLLM sets before it spawns a CPU core. We set them earlier, because a forked core has already imported the modules
+that read them."""
 _IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Executor that runs the model within the engine core. A separate core process would spin while it waits for the worker, and take
 one of two CPU cores. The full name is needed, because on the CPU vLLM maps the short form `uni` to two processes."""
@@ -77,8 +79,8 @@ _CPU_FLAGS = [
 ]
 """Only for the CPU: a GPU has its own kernels, block sizes and graphs, and its engine core does not compete for CPU cores."""
 _GPU_FLAGS = ["--enable-chunked-prefill", "--gpu-memory-utilization", "0.01"]
-"""Otherwise vLLM refuses to start unless nine tenths of the device are free, which the trainer shares. --kv-cache-memory-bytes
-determines its actual memory."""
+"""Without the utilization flag, vLLM refuses to start unless nine tenths of the device are free, but the trainer shares the device.
+--kv-cache-memory-bytes determines the actual memory."""
 _IMPORTS_S = 20.0
 _READ_BYTES_PER_S = 0.5 * GIB
 _TOOL_PARSERS = (("<tool_call>", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"))
@@ -90,7 +92,7 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedAdapter:
-    """An adapter that is served on top of the hosted weights, without merging. folder: as peft writes it."""
+    """An adapter that is served on top of the hosted weights, without merging. `folder` is as peft writes it."""
 
     folder: Path
     rank: int
@@ -103,25 +105,26 @@ class ServedAdapter:
 
 @dataclass(frozen=True, kw_only=True)
 class VllmSettings:
-    """Settings of a vLLM child. max_model_len None: the model's own, at most 4096."""
+    """Settings of a vLLM child. `max_model_len` None: the model's own, at most 4096."""
 
     model_dir: Path
     model_name: str
     log_path: Path
     index: int = 0
-    """Which device of its kind, from 0."""
+    """Index of the device within its kind, from 0."""
     replicas: int = 1
-    """Number of such children. Those on one CPU share its cores."""
+    """Number of such children. Children on one CPU share its cores."""
     max_model_len: int | None = None
     max_num_seqs: int | None = None
-    """Sequences that are sampled at once; None: 64 on the CPU, 256 on a GPU."""
+    """Maximum number of sequences sampled together; None: 64 on the CPU, 256 on a GPU."""
     device: Device = "cpu"
     dtype: ComputeType | None = None
-    """Compute type; None: the fast one on this device."""
+    """Compute dtype; None: the fast one on this device."""
     kv_cache_bytes: int | None = None
-    """None: room for every sequence at full length, between 0.5 and 2 GiB, on a GPU up to 16; for one in any case. On a GPU a plan says it."""
+    """None: room for every sequence at full length, between 0.5 and 2 GiB (on a GPU up to 16), but always enough for one. On a GPU, a
+    plan sets it."""
     sleep_mode: bool = False
-    """On a GPU: whether it can release its memory and allocate it again."""
+    """On a GPU: whether the child can release its memory and allocate it again."""
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -130,14 +133,14 @@ class VllmSettings:
 
     @cached_property
     def shape(self) -> ModelShape:
-        """Raises: EngineError for weights that are no safetensors."""
+        """The model's shape. Raises: EngineError for weights that are not safetensors."""
         return ModelShape.of(self.model_dir, self.config)
 
     @cached_property
     def model_len(self) -> int:
-        """Longest prompt and answer together, in tokens.
+        """Maximum tokens of prompt and answer together.
 
-        Raises: EngineError when the model cannot hold max_model_len, or would not be trained as it is sampled from.
+        Raises: EngineError if the model cannot hold max_model_len, or the trainer would compute other probabilities than the sampler.
         """
         longest = int(self.config.get("max_position_embeddings", _DEFAULT_MODEL_LEN))
         _refuse_unlike_rotations(self.model_name, self.config)
@@ -146,12 +149,14 @@ class VllmSettings:
             return min(longest, one_rotation or longest, _DEFAULT_MODEL_LEN)
         if one_rotation is not None and self.max_model_len > one_rotation:
             raise EngineError(
-                f"{self.model_name} rotates positions otherwise in contexts of more than {one_rotation} tokens (LongRoPE): "
-                "inference would do so in every call and the trainer in some, and their log-probabilities would differ; "
+                f"{self.model_name} rotates positions differently in contexts of more than {one_rotation} tokens (LongRoPE): "
+                "inference would do so in every call but the trainer only in some, so their log-probabilities would differ; "
                 f"serve with --max-model-len {one_rotation}"
             )
         if self.max_model_len > longest:
-            raise EngineError(f"{self.model_name} holds {longest} tokens at most; {self.max_model_len} were asked for")
+            raise EngineError(
+                f"{self.model_name} holds at most {longest} tokens, but {self.max_model_len} were requested"
+            )
         return self.max_model_len
 
     @property
@@ -169,7 +174,7 @@ class VllmSettings:
 
     @property
     def batched_tokens(self) -> int:
-        """Most prompt tokens per engine step: whole prompts on the CPU, parts of prompts on a GPU."""
+        """Maximum number of prompt tokens per engine step: whole prompts on the CPU, parts of prompts on a GPU."""
         return max(4096, self.model_len) if self.device == "cpu" else _CHUNK_TOKENS
 
     @cached_property
@@ -187,7 +192,7 @@ class VllmSettings:
 
     @cached_property
     def chat_template(self) -> Path | None:
-        """Our template if the model's own uses ChatML but does not support tools; None: the model's own."""
+        """Our template if the model's own uses ChatML but does not support tools; None: use the model's own."""
         own = self._own_template()
         if "tools" in own:
             return None
@@ -195,9 +200,9 @@ class VllmSettings:
         return CHATML_TOOLS if '"<|im_start|>"' in special and '"<|im_end|>"' in special else None
 
     def memory_needed(self) -> int:
-        """Approximate bytes of host memory: the process, weights (twice while they load) and KV cache.
+        """Return the approximate bytes of host memory: the process, weights (twice while they load) and KV cache.
 
-        On a GPU only the process, and the weights if they move to host memory during sleep.
+        On a GPU: only the process, and the weights if they move to host memory during sleep.
         """
         weights = self.shape.served(self.compute_dtype)
         if self.device == "cuda":
@@ -205,24 +210,24 @@ class VllmSettings:
         return _PROCESS_BYTES["cpu"] + 2 * weights + self.kv_bytes
 
     def least_memory(self) -> int:
-        """Least bytes with weights loaded and almost no requests: with less, a boot is hopeless."""
+        """Return the minimum bytes, with weights loaded and almost no requests; with less, booting is hopeless."""
         if self.device == "cuda":
             return self.memory_needed()
         weights = self.shape.served(self.compute_dtype)
         return _PROCESS_BYTES["cpu"] + weights + min(self.kv_bytes, _LEAST_KV_BYTES)
 
     def boot_s(self) -> float:
-        """Seconds until it serves on an idle machine: imports, then reading the weights."""
+        """Return the seconds until it serves on an idle machine: imports, then reading the weights."""
         return _IMPORTS_S + self.shape.stored / _READ_BYTES_PER_S
 
     def check_memory(self) -> None:
-        """Raises: EngineDown when the machine has too little memory left for this child."""
+        """Check that the machine has enough memory left for this child. Raises: EngineDown."""
         check(self.model_name, self.memory_needed())
 
     def command(self, socket: Path, adapter: ServedAdapter | None = None) -> ChildCommand:
-        """The child that serves at `socket`. With an adapter, that one goes by the model's name.
+        """Return the child that serves at `socket`. If there is an adapter, it is served under the model's name.
 
-        Its temporary files, further sockets among them, lie in the socket's directory and go with it.
+        The child's temporary files, including further sockets, are in the socket's directory and are removed with it.
         """
         name = self.model_name if adapter is None else f"{self.model_name}:hosted"
         module, env = self._program()
@@ -242,7 +247,7 @@ class VllmSettings:
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--worker-extension-cls", "swarm.engine.local.worker_extension.SampledCounts"),
             *("--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"),
-            "--no-log-error-stack",  # else each call under way logs the core's death anew; what ends the core is logged all the same
+            "--no-log-error-stack",  # otherwise each open call logs the core's death; its cause is logged anyway
         ]
         if self.device == "cpu":
             argv += _CPU_FLAGS
@@ -261,7 +266,7 @@ class VllmSettings:
         return ChildCommand(name=self.child_name, argv=argv, env=env, log_path=self.log_path)
 
     def _program(self) -> tuple[str, dict[str, str]]:
-        """The module that serves, and its environment. Threads that are not bound to cores may begin before the core does."""
+        """Return the module that serves, and its environment. Threads that are not bound to cores may start before the core does."""
         env = _compiled_code(os.environ) | child_environment(os.environ, sharing=self._sharing) | REUSE_MEMORY
         env |= self.device_name.environment(os.environ)
         yielding = yielding_threads(os.environ) if self.device == "cpu" else {}
@@ -271,7 +276,7 @@ class VllmSettings:
 
     @property
     def _sharing(self) -> int:
-        """How many of these children compute on the same cores."""
+        """Number of these children that compute on the same cores."""
         return self.replicas if self.device == "cpu" else 1
 
     @cached_property
@@ -290,18 +295,18 @@ class VllmSettings:
 VLLM_ANYWHERE = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one, which GPUs get, does not keep what was sampled so far
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other runner, GPUs' default, does not keep the tokens sampled so far
     "HF_HUB_OFFLINE": "1",
 }
 """vLLM's environment on every machine."""
 REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""Make malloc keep freed memory: returning and reallocating it doubles the time of a training step. Weight loading also gains."""
+"""Makes malloc keep freed memory: returning and reallocating it doubles the time of a training step. Weights also load faster."""
 
 
 def _compiled_code(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment that caches the code that vLLM compiles for this machine, which would add seconds to the first call.
+    """Return variables that cache the code that vLLM compiles for this machine; compiling it would add seconds to the first call.
 
-    Disables precompiled headers, which torch keeps among the temporary files and would rebuild for each child.
+    They disable precompiled headers, which torch keeps among the temporary files and would rebuild for each child.
     """
     try:
         folder = user_cache_dir() / "inductor"
@@ -314,9 +319,9 @@ def _compiled_code(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def child_environment(environ: Mapping[str, str], *, sharing: int = 1) -> dict[str, str]:
-    """The child's environment: ours without keys and tokens, offline, its threads set for this machine.
+    """Return the child's environment: ours without keys and tokens, offline, with threads set for this machine.
 
-    sharing: how many such children have the cores among them.
+    `sharing` is the number of such children that share the cores.
     """
     secret = ("KEY", "TOKEN", "SECRET", "PASSWORD")
     env = {name: value for name, value in environ.items() if not name.upper().endswith(secret)}
@@ -329,8 +334,9 @@ def child_environment(environ: Mapping[str, str], *, sharing: int = 1) -> dict[s
 
 
 def _refuse_unlike_rotations(name: str, config: Mapping[str, Any]) -> None:
-    """Of RoPE type `dynamic`, both sides leave positions up to the model's length as they are, but for fields that only vLLM reads.
+    """Refuse a model whose dynamic RoPE the trainer and inference would compute differently.
 
+    With RoPE type `dynamic`, both leave positions up to the model's length as they are, except for fields that only vLLM reads.
     Raises: EngineError for a model with such a field.
     """
     rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -338,13 +344,13 @@ def _refuse_unlike_rotations(name: str, config: Mapping[str, Any]) -> None:
         read_by_one = sorted({"alpha", "max_trained_positions"} & each.keys())
         if "dynamic" in (each.get("rope_type"), each.get("type")) and read_by_one:
             raise EngineError(
-                f"{name} rotates positions dynamically by {' and '.join(read_by_one)}, which inference reads and the trainer "
+                f"{name} rotates positions dynamically by {' and '.join(read_by_one)}, which inference reads but the trainer "
                 "does not: their log-probabilities would differ; serve another model"
             )
 
 
 def _before_other_rotations(config: Mapping[str, Any]) -> int | None:
-    """Tokens of the longest context of a model with LongRoPE that has its short factors; None: it has one set of factors.
+    """Return the longest context, in tokens, in which a model with LongRoPE uses its short factors; None if it has one set of factors.
 
     vLLM chooses by the longest context that is served, transformers by the longest row of each forward pass.
     """

@@ -1,1 +1,1 @@
-"""What the local engine and the verl engine share: selection, the run that is trained, its process, limits and files."""
+"""Training code shared by the local engine and the verl engine: selection, the open run, its process, time limits and files."""

@@ -1,7 +1,7 @@
-"""The socket between the control process and a child that trains: commands by number, replies as they come.
+"""The socket between the control process and a child that trains: numbered commands, and replies as they come.
 
-A frame is a length of eight bytes, then JSON. Floats travel exactly (the shortest form that reads back equal), not-a-number
-included, so that it is refused where it belongs and not lost on the way. Imports neither torch nor ray.
+A frame is a length of eight bytes, then JSON. Floats are sent exactly (the shortest form that reads back equal). That includes
+not-a-number, so that the check which refuses it can see it. Imports neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from swarm.protocol.runspec import AS_STORED, RunSpec
 HEADER_BYTES = 8
 _READ_BYTES = 1 << 20
 READY = -1
-"""Number of the unsolicited reply that says that the child is ready."""
+"""Number of the unsolicited reply with which the child says that it is ready."""
 
 
 class RunClosed(EngineError):
@@ -52,16 +52,16 @@ class Train(Message):
 
 
 class WriteCheckpoint(Message):
-    """best: step of a checkpoint that is kept besides the newest ones."""
+    """`best` is the step of a checkpoint to keep besides the newest ones."""
 
     command: Literal["checkpoint"] = "checkpoint"
     best: int | None = None
 
 
 class Export(Message):
-    """Local: write the current weights to `file`, in the type and under the names of the hosted checkpoint.
+    """Local: write the current weights to `file`, under the names of the hosted checkpoint.
 
-    Adapters are written alone, with peft's names, and their configuration beside them.
+    Adapters are written without the weights they adapt, under peft's names, and their configuration next to them.
     """
 
     command: Literal["export"] = "export"
@@ -69,20 +69,20 @@ class Export(Message):
 
 
 class Send(Message):
-    """Local: send the current weights to whoever connects to `socket`, over the device. `checksum` is their digest."""
+    """Local: send the current weights over the device to the process that connects to `socket`. `checksum` is their digest."""
 
     command: Literal["send"] = "send"
     socket: Path
 
 
 class Fingerprint(Message):
-    """Local: the SHA-256 of the trained weights, as a checkpoint written now would name it."""
+    """Local: compute the SHA-256 of the trained weights that a checkpoint written now would record."""
 
     command: Literal["fingerprint"] = "fingerprint"
 
 
 class Publish(Message):
-    """verl: freeze sampling and bring the ranks' weights of this step into the replicas. Nothing samples before `Resume`."""
+    """verl: freeze sampling and load the ranks' weights of this step into the replicas. Nothing is sampled before `Resume`."""
 
     command: Literal["publish"] = "publish"
     step: int
@@ -103,8 +103,14 @@ class Request(Message):
 
 
 class Failure(Message):
-    """refused: TrainingRefused. run_closed: no run is open (any more). storage: an OSError with its number. unusable: TrainingRefused
-    too, and the child must be started anew."""
+    """An error in the child.
+
+    refused: a TrainingRefused.
+    run_closed: no run is open, or no longer.
+    storage: an OSError with its number.
+    unusable: a TrainingRefused after which the child must be restarted.
+    engine: any other EngineError.
+    """
 
     kind: Literal["refused", "engine", "run_closed", "storage", "unusable"]
     text: str
@@ -122,7 +128,7 @@ class Failure(Message):
         return cls(kind=kinds.get(type(error), "engine"), text=str(error))
 
     def error(self) -> Exception:
-        """The exception that the control process raises for it."""
+        """Return the exception that the control process raises for this failure."""
         match self.kind:
             case "refused" | "unusable":
                 return TrainingRefused(self.text)
@@ -142,10 +148,14 @@ class Place(Message):
 
 
 class Reply(Message):
-    """number: the request's, or READY. step: where the weights stand now.
+    """The child's answer to a request.
 
-    sha256, checksum: of the weights in full precision, and of what was written for inference. verl: READY comes with `places` and the
-    kind of `device` that ranks compute on; counts: sampled tokens by vLLM's request id, of a Publish.
+    number: the request's number, or READY.
+    step: step of the current weights.
+    sha256: hash of the weights in full precision.
+    checksum: checksum of the weights that were written for inference.
+    places, device: only from verl, with READY: the replicas, and the kind of device that ranks compute on.
+    counts: only from verl, for a Publish: sampled tokens by vLLM's request id.
     """
 
     number: int = 0
@@ -168,7 +178,7 @@ def frame(message: BaseModel) -> bytes:
 
 
 def received(connection: socket.socket) -> Request | None:
-    """Read the next request, even if it arrives in parts; None if the other side is gone."""
+    """Read the next request, even if it arrives in parts; return None if the other side is gone."""
     header = _exactly(connection, HEADER_BYTES)
     data = None if header is None else _exactly(connection, int.from_bytes(header, "big"))
     return None if data is None else Request.model_validate_json(data, context=AS_STORED)
@@ -188,7 +198,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes | None:
 
 
 class ChildHung(Exception):
-    """A child did not answer within its limit."""
+    """A child did not answer within its time limit."""
 
     def __init__(self, silence: Silence) -> None:
         super().__init__(silence.reason)
@@ -196,7 +206,7 @@ class ChildHung(Exception):
 
 
 class Channel:
-    """The socket to one child. When the child ends, it closes and open commands fail. name: the child's name in errors."""
+    """The socket to one child. When the child ends, the socket closes and open commands fail. `name` is the child's name in errors."""
 
     def __init__(
         self, child: ChildProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str
@@ -211,7 +221,7 @@ class Channel:
 
     @classmethod
     async def start(cls, command: Callable[[int], ChildCommand], name: str) -> Self:
-        """Start the child. command: makes the child's command from its socket descriptor. Raises: OSError."""
+        """Start the child. `command` makes the child's command from its socket descriptor. Raises: OSError."""
         ours, theirs = socket.socketpair()
         child: ChildProcess | None = None
         try:
@@ -256,7 +266,7 @@ class Channel:
                 size = int.from_bytes(await reader.readexactly(HEADER_BYTES), "big")
                 reply = Reply.model_validate_json(await reader.readexactly(size))
                 waiting = self._waiting.pop(reply.number, None)
-                if waiting is not None and not waiting.done():  # who asked may have been cancelled
+                if waiting is not None and not waiting.done():  # the caller may have been cancelled
                     waiting.set_result(reply)
         except (ConnectionError, asyncio.IncompleteReadError) as error:
             self._break_off(f"the {self._name} has closed its socket: {error}")
@@ -269,6 +279,6 @@ class Channel:
 
     async def close(self) -> None:
         self._reading.cancel()
-        self._break_off(f"the {self._name} is not asked any more")
+        self._break_off(f"the connection to the {self._name} was closed")
         self._writer.transport.abort()  # discard unsent data: a hanging child would never read it
         await asyncio.gather(self._reading, self._writer.wait_closed(), return_exceptions=True)

@@ -35,11 +35,11 @@ Found = TypeVar("Found")
 
 
 class BrokenCheckpoint(EngineError):
-    """A checkpoint's files are not the ones that were written."""
+    """A checkpoint cannot be read, or its files have changed since it was written."""
 
 
 class TrainerState(BaseModel):
-    """What a checkpoint holds besides tensors. fingerprint: of the hosted model that the run began with."""
+    """What a checkpoint holds besides tensors. `fingerprint` is that of the hosted model that the run began with."""
 
     run_id: str
     branch: int
@@ -47,13 +47,13 @@ class TrainerState(BaseModel):
     fingerprint: str
     spec: RunSpec
     random_state: str
-    """torch's generator, in hexadecimal."""
+    """State of torch's generator, in hexadecimal."""
     device: Device | None = None
-    """Device that computed the weights; None: an older checkpoint, or one of the verl engine."""
+    """Device that computed the weights; None in older checkpoints and in those of the verl engine."""
     threads: int | None = None
-    """CPU threads that computed the weights; None: another device, or an older checkpoint."""
+    """CPU threads that computed the weights; None for other devices and in older checkpoints."""
     reproducible_sums: bool = False
-    """Whether MKL gave the same bits each time (`REPRODUCIBLE_SUMS`); False: an older checkpoint, or another device's."""
+    """Whether MKL gave the same bits each time (`REPRODUCIBLE_SUMS`); False for other devices and in older checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def folder_of(directory: Path, step: int) -> Path:
 
 
 def steps(directory: Path) -> list[int]:
-    """Steps of the finished checkpoints, oldest first."""
+    """Return the steps of the finished checkpoints, oldest first."""
     names = (path.name.removeprefix(_PREFIX) for path in directory.glob(f"{_PREFIX}*"))
     return sorted(int(name) for name in names if name.isdigit())
 
@@ -77,10 +77,11 @@ def steps(directory: Path) -> list[int]:
 
 
 def write(directory: Path, step: int, fill: Callable[[Path], None], *, keep: int, best: int | None = None) -> None:
-    """Write a checkpoint durably, replacing one of the same step; then remove all but the newest `keep` and `best`.
+    """Write a checkpoint durably, replacing one of the same step; then remove all but the newest `keep` checkpoints and that of step
+    `best`.
 
-    fill: writes the files into the given folder and seals them.
-    Raises: OSError, and what `fill` raises, with the older checkpoints untouched.
+    `fill` writes the files into the given folder and seals them.
+    Raises: OSError, or what `fill` raises; then the older checkpoints are untouched.
     """
     put_back(directory)
     _remove_unfinished(directory)
@@ -100,7 +101,7 @@ def write(directory: Path, step: int, fill: Callable[[Path], None], *, keep: int
 
 
 def seal(folder: Path, state: TrainerState, hashes: Mapping[str, str]) -> None:
-    """Write the state and the manifest, once the files with these hashes lie in the folder. Raises: OSError."""
+    """Write the state and the manifest, once the files with these hashes are in the folder. Raises: OSError."""
     text = state.model_dump_json().encode()
     write_atomically(folder / STATE, text)
     manifest = {**hashes, STATE: hashlib.sha256(text).hexdigest()}
@@ -108,7 +109,7 @@ def seal(folder: Path, state: TrainerState, hashes: Mapping[str, str]) -> None:
 
 
 def _take_name(unfinished: Path, step: int) -> None:
-    """Rename a complete folder to its step's name. Raises: OSError, with any earlier checkpoint of the step restored."""
+    """Rename a complete folder to its step's name. Raises: OSError, after restoring any earlier checkpoint of the step."""
     directory = unfinished.parent
     final = folder_of(directory, step)
     if final.exists():
@@ -121,10 +122,7 @@ def _take_name(unfinished: Path, step: int) -> None:
 
 
 def put_back(directory: Path) -> None:
-    """Restore checkpoints whose replacement failed or was killed, unless the new one is in place by now.
-
-    Raises: OSError.
-    """
+    """Restore checkpoints whose replacement failed or was killed, unless the new one is in place. Raises: OSError."""
     for step, path in _replaced(directory).items():
         final = folder_of(directory, step)
         if final.exists():
@@ -145,7 +143,7 @@ def forget_other_future(directory: Path, branch: int, step: int) -> None:
 
 
 def _replaced(directory: Path) -> dict[int, Path]:
-    """Checkpoints, by step, that were being replaced when the writer was killed."""
+    """Return, by step, the checkpoints that were being replaced when the writer was killed."""
     return {int(path.name.rpartition("-")[2]): path for path in directory.glob(f"{_REPLACED}*")}
 
 
@@ -165,23 +163,23 @@ def _remove_unfinished(directory: Path) -> None:
 
 
 def newest(directory: Path, read: Callable[[Path, int], Found]) -> Found | None:
-    """The newest valid checkpoint, skipping broken ones; None if there is none."""
+    """Return the newest valid checkpoint, skipping broken ones; None if there is none."""
     for step in reversed(steps(directory)):
         try:
             return read(directory, step)
         except BrokenCheckpoint as error:
-            _LOG.error("%s; the one before it is tried", error)
+            _LOG.error("%s; trying the one before it", error)
     return None
 
 
 def opened(directory: Path, step: int, load: Callable[[Path, Mapping[str, str], TrainerState], Found]) -> Found:
     """Verify this step's checkpoint and pass its folder, manifest and state to `load`.
 
-    Raises: EngineError if the step has none, BrokenCheckpoint if its files have changed; whatever `load` raises.
+    Raises: EngineError if the step has no checkpoint; BrokenCheckpoint if its files have changed; whatever `load` raises.
     """
     folder = folder_of(directory, step)
     if not folder.is_dir():
-        raise EngineError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
+        raise EngineError(f"no checkpoint of step {step} in {directory}; it has steps {steps(directory)}")
     try:
         manifest = _unchanged(folder)
         return load(folder, manifest, TrainerState.model_validate_json((folder / STATE).read_bytes()))
@@ -190,7 +188,7 @@ def opened(directory: Path, step: int, load: Callable[[Path, Mapping[str, str], 
 
 
 def require_whole(directory: Path, step: int) -> None:
-    """Raises: BrokenCheckpoint if this step's checkpoint is missing or its files have changed."""
+    """Check that this step's checkpoint is complete and unchanged. Raises: BrokenCheckpoint."""
     folder = folder_of(directory, step)
     if not folder.exists():  # opening the run restores a checkpoint that a killed writer was replacing
         folder = _replaced(directory).get(step, folder)
@@ -201,7 +199,7 @@ def require_whole(directory: Path, step: int) -> None:
 
 
 def state_of(directory: Path, step: int) -> TrainerState | None:
-    """What this step's checkpoint holds besides tensors; None when there is none. Raises: BrokenCheckpoint."""
+    """Return what this step's checkpoint holds besides tensors, or None if there is no checkpoint. Raises: BrokenCheckpoint."""
     file = folder_of(directory, step) / STATE
     try:
         return TrainerState.model_validate_json(file.read_bytes())
@@ -212,7 +210,8 @@ def state_of(directory: Path, step: int) -> TrainerState | None:
 
 
 def ranks_of(directory: Path, step: int) -> int:
-    """How many verl ranks wrote this step's checkpoint in parts; 0: one process did, or there is none. Raises: BrokenCheckpoint."""
+    """Return how many verl ranks wrote this step's checkpoint in parts; 0 if one process did, or there is none. Raises:
+    BrokenCheckpoint."""
     file = folder_of(directory, step) / MANIFEST
     try:
         return ranks_in(HASHES.validate_json(file.read_bytes()))
@@ -223,12 +222,12 @@ def ranks_of(directory: Path, step: int) -> int:
 
 
 def ranks_in(manifest: Mapping[str, str]) -> int:
-    """How many verl ranks wrote the checkpoint with this manifest; 0: one process did."""
+    """Return how many verl ranks wrote the checkpoint with this manifest; 0 if one process did."""
     return sum(name.startswith(f"{RANK_KINDS[0]}_world_size_") for name in manifest)
 
 
 def rank_file(kind: str, ranks: int, rank: int) -> str:
-    """verl's name for a rank's file."""
+    """Return verl's name for a rank's file."""
     return f"{kind}_world_size_{ranks}_rank_{rank}.pt"
 
 

@@ -1,4 +1,4 @@
-"""The control process's handle of a training child: supervised, one command at a time. Imports neither torch nor ray."""
+"""The control process's handle for a training child: supervised, one command at a time. Imports neither torch nor ray."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ from swarm.protocol.runspec import RunSpec
 
 
 class TrainerHandle(ABC):
-    """Handle of a training child. A crash fails the open command; the child restarts, and the run must be opened again. A child
-    that does not answer within the limit of `training.limits` is ended, which counts as a crash.
+    """Handle for a training child.
 
-    Consecutive crashes are counted; a completed step or another run resets the count. Subclasses define the child's command.
+    A crash fails the open command; the child restarts, and the run must be opened again. A child that does not answer within its limit
+    (`training.limits`) is killed, which counts as a crash. Consecutive crashes are counted; a completed step or another run resets the
+    count. Subclasses define the child's command.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class TrainerHandle(ABC):
         hopeless: Callable[[ChildProcess], str | None] | None = None,
         on_greeting: Callable[[Reply], Awaitable[None]] | None = None,
     ) -> None:
-        """name: the child's name in errors. imports_s: longest start-up time, without reading the model.
+        """Prepare the handle; `boot` starts the child.
 
+        name: the child's name in errors.
+        imports_s: longest start-up time in seconds, without reading the model.
         on_greeting: gets the ready message of a newly started child, before subscribers learn that it is ready.
         """
         self._name = name
@@ -84,7 +87,7 @@ class TrainerHandle(ABC):
 
     @property
     def process_id(self) -> int | None:
-        """Reaper of the child, for operators and tests."""
+        """Process id of the child's reaper, for operators and tests."""
         return None if self._supervisor.child is None else self._supervisor.child.reaper_pid
 
     async def boot(self) -> None:
@@ -133,18 +136,18 @@ class TrainerHandle(ABC):
         return reply
 
     async def _exchange(self, command: Command, work: Work) -> Reply:
-        """Raises: TrainerCrashed."""
+        """Send the command as soon as the child is free. Raises: TrainerCrashed."""
         async with self._asking:
             channel = self._channel
             if channel is None or not self._run_is_open:
-                raise TrainerCrashed(self.health.reason or f"no run is open in the {self._name}; open it (again)")
+                raise TrainerCrashed(self.health.reason or f"no run is open in the {self._name}; open the run first")
             try:
                 return await channel.answer(command, work, expected=self._expected, clock=self._clock)
             except (ChildHung, ConnectionError) as error:
                 hung = error if isinstance(error, ChildHung) else None
                 if self._channel is channel:
                     self._channel, self._run_is_open = None, False
-                if self._supervisor.child is channel.child:  # from here on the engine no longer counts as ready
+                if self._supervisor.child is channel.child:  # from now on the engine no longer counts as ready
                     await self._supervisor.restart(silence=None if hung is None else hung.silence)
                 await channel.close()
                 what = f"the {self._name} ended during {command.command}" if hung is None else str(hung)
@@ -170,7 +173,7 @@ class TrainerHandle(ABC):
 
     @abstractmethod
     def _command(self, descriptor: int) -> ChildCommand:
-        """The child, at the other end of this socket."""
+        """Return the child's command. `descriptor` is its end of the socket."""
 
     async def _start(self) -> ChildProcess:
         await self._drop_channel()

@@ -1,6 +1,6 @@
-"""How long a request to a child may take: three times what it should take on this machine, and never less than 30 s.
+"""How long a request to a child may take: three times its expected time on this machine, and at least 30 s.
 
-The estimate comes from earlier requests of the same kind. For the first one it is the amount of computation at the rates of
+The estimate comes from earlier requests of the same kind. For the first one, it is the amount of computation at the rates of
 a slow laptop in float32 (two cores, no AVX-512). Reads only headers and configuration; imports neither torch nor vllm.
 """
 
@@ -25,26 +25,26 @@ from swarm.protocol.runspec import RunSpec
 LEAST_LIMIT_S = 30.0
 FACTOR = 3.0
 _KEPT = 8
-"""How many recent durations to remember per kind; the slowest of them counts."""
+"""Number of recent durations to remember per kind; the slowest of them counts."""
 GRACE_S = 1.0
-"""Extra wait at the limit, so that an answer that has arrived by then counts: this process itself may have been suspended."""
+"""Extra seconds at the limit, because this process itself may have been suspended: an answer that has arrived by then counts."""
 _TRAINED_PER_S = {"cpu": 40e9, "cuda": 4e12}
 """Floating-point operations per second of a training step."""
 _SAMPLED_PER_S = {"cpu": 120e9, "cuda": 20e12}
-"""The same for a pass over prompts."""
+"""Floating-point operations per second of a pass over prompts."""
 _STEP_OPERATIONS = 8
 """Operations per parameter and token: log-probabilities before the step, then forward and backward."""
 _PASS_OPERATIONS = 2
 _FIXED_TOKENS = 512
-"""Fixed cost of a weight update, in tokens."""
+"""Fixed cost of a weight update, expressed in tokens."""
 _MOST_SEEN = 8192
-"""Tokens per attention pass, each of which attends to all others; more if one call has more."""
+"""Maximum number of tokens in an attention pass, each of which attends to all others; more if one call has more."""
 _DISK_BYTES_PER_S = 50e6
-"""Written to a slow disk and hashed, or read from it."""
+"""Rate of writing to a slow disk with hashing, or of reading from it."""
 _MEMORY_BYTES_PER_S = 100e6
-"""Converted, hashed and written to memory."""
+"""Rate of converting, hashing and writing to memory."""
 _KEPT_BYTES = 12
-"""Per parameter in a checkpoint: the weight and two moments in float32."""
+"""Bytes per parameter in a checkpoint: the weight and two moments in float32."""
 _WEIGHT_BYTES = 4
 _CHECKPOINTS = "step-*"
 Result = TypeVar("Result")
@@ -54,8 +54,10 @@ Result = TypeVar("Result")
 class Work:
     """What a request asks for.
 
-    kind: requests of equal kinds have comparable durations. amount: size of the work, above 0, in any unit. prior_s: estimate
-    if no request of its kind has been answered yet. least_s: lower bound of the estimate, however fast earlier requests were.
+    kind: requests of the same kind have comparable durations.
+    amount: size of the work, above 0, in any unit.
+    prior_s: estimate while no request of its kind has been answered.
+    least_s: lower bound of the estimate, however fast earlier requests were.
     """
 
     kind: str
@@ -66,7 +68,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """A child that was found hung. since: Unix time of its last sign of life."""
+    """A child that was found hung. `since` is the Unix time of its last sign of life."""
 
     reason: str
     since: float
@@ -76,12 +78,13 @@ class Unanswered(Exception):
     """A request was not answered within its limit."""
 
     def __init__(self, limit_s: float) -> None:
-        super().__init__(f"no answer for {limit_s:.0f} s, which is the limit")
+        super().__init__(f"no answer within the limit of {limit_s:.0f} s")
         self.limit_s = limit_s
 
 
 class Expected:
-    """Expected durations of each kind of request. A hang doubles the limit of its kind until one is answered again."""
+    """Expected durations of each kind of request. A hang doubles the limit of its kind until a request of that kind is answered
+    again."""
 
     def __init__(self) -> None:
         self._rates: dict[str, deque[float]] = {}
@@ -94,7 +97,7 @@ class Expected:
         return max(work.least_s, max(rates) * work.amount if rates else work.prior_s)
 
     def limit_s(self, work: Work) -> float:
-        """How long to wait for an answer."""
+        """Return how long to wait for an answer, in seconds."""
         return max(LEAST_LIMIT_S, FACTOR * self.expected_s(work)) * float(2 ** self._hangs[work.kind])
 
     def took(self, work: Work, seconds: float) -> None:
@@ -109,8 +112,9 @@ class Expected:
     async def answer(
         self, clock: Clock, work: Work, asked: asyncio.Future[Result], *, done: Callable[[Result], bool]
     ) -> Result:
-        """Wait for the answer within the limit of this work. done: whether the work was done; durations of refusals are not recorded.
+        """Wait for the answer within the limit of this work.
 
+        `done` says whether the work was done; durations of refusals are not recorded.
         Raises: Unanswered, with `asked` cancelled; what `asked` raises.
         """
         limit_s, began = self.limit_s(work), clock.monotonic()
@@ -125,7 +129,7 @@ class Expected:
 
 
 async def answered(clock: Clock, limit_s: float, asked: asyncio.Future[Result]) -> Result:
-    """The answer, within `limit_s`. Raises: Unanswered, with `asked` cancelled; what `asked` raises."""
+    """Return the answer if it comes within `limit_s`. Raises: Unanswered, with `asked` cancelled; what `asked` raises."""
     try:
         for seconds in (limit_s, GRACE_S):
             if await within(clock, seconds, asyncio.shield(asked)):
@@ -136,15 +140,15 @@ async def answered(clock: Clock, limit_s: float, asked: asyncio.Future[Result]) 
     raise Unanswered(limit_s)
 
 
-# -- what is asked for ----------------------------------------------------------------------------------------------------
+# -- estimates ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWork:
     """Estimates for one model on a number of equal devices.
 
-    start_s: extra time of a process's first step (loading libraries, compiling kernels, connecting ranks), and of any later step
-    that compiles something.
+    `start_s` is the extra time of a process's first step (loading libraries, compiling kernels, connecting ranks), and of any later
+    step that compiles something.
     """
 
     model_dir: Path
@@ -157,7 +161,7 @@ class ModelWork:
         return self._size[0]
 
     def train(self, batch: TrainBatch, *, first: bool) -> Work:
-        """Estimate for one optimiser step. first: whether it is the first of its process."""
+        """Estimate one optimizer step. `first` says whether it is the first of its process."""
         spec = batch.spec.optimizer
         calls = [call for group in batch.groups for one in group.episodes for call in one.calls]
         tokens = merged_tokens(calls)
@@ -170,7 +174,7 @@ class ModelWork:
         return Work(kind=kind, amount=amount, prior_s=self.start_s + computed_s, least_s=least_s)
 
     def open_run(self, spec: RunSpec, directory: Path, at_step: int | None) -> Work:
-        """Estimate for loading the hosted weights or a checkpoint."""
+        """Estimate loading the hosted weights or a checkpoint."""
         if at_step == 0 or not any(directory.glob(_CHECKPOINTS)):
             return self._stored("reset", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
         return self._stored("restore", spec, _KEPT_BYTES, _DISK_BYTES_PER_S)
@@ -179,24 +183,24 @@ class ModelWork:
         return self._stored("checkpoint", spec, _KEPT_BYTES, _DISK_BYTES_PER_S)
 
     def export(self, spec: RunSpec) -> Work:
-        """Estimate for exporting weights to inference."""
+        """Estimate exporting weights to inference."""
         return self._stored("export", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
 
     def fingerprint(self, spec: RunSpec) -> Work:
         return self._moved("fingerprint", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
 
     def boot_s(self, imports_s: float) -> float:
-        """Longest time until a child with this model is ready. imports_s: time before it reads weights."""
+        """Return the maximum seconds until a child with this model is ready. `imports_s` is the time before it reads weights."""
         return imports_s + self._size[1] / _DISK_BYTES_PER_S
 
     def silence_s(self, batched_tokens: int) -> float:
-        """Longest silence of an inference engine, from the time that a full batch of prompt tokens takes."""
+        """Return how many seconds an inference engine may be silent, from the time that a full batch of prompt tokens takes."""
         amount = batched_tokens * self._compared(batched_tokens)
         computed_s = _PASS_OPERATIONS * self.parameters * amount / _SAMPLED_PER_S[self.device]
         return max(LEAST_LIMIT_S, FACTOR * computed_s)
 
     def _stored(self, kind: str, spec: RunSpec, per_parameter: int, per_s: float) -> Work:
-        """Estimate for file access. The page cache may make some fast, but the next may still wait for a slow disk."""
+        """Estimate file access. The page cache may make one access fast, but the next may still wait for a slow disk."""
         moved = self._moved(kind, spec, per_parameter, per_s)
         return replace(moved, least_s=moved.amount / _DISK_BYTES_PER_S)
 
@@ -205,7 +209,7 @@ class ModelWork:
         return Work(kind=f"{kind}{_of(spec)}", amount=max(1, size), prior_s=self.start_s + size / per_s)
 
     def _compared(self, seen: int) -> float:
-        """Cost of a token that attends to this many others, as a multiple of one on its own."""
+        """Return the cost of a token that attends to this many others, as a multiple of the cost of a token that attends to none."""
         return 1 + seen / (6 * self._hidden)
 
     @cached_property
@@ -220,6 +224,6 @@ class ModelWork:
 
 
 def _of(spec: RunSpec) -> str:
-    """Part of the kind: runs with different adapters or optimisers have different sizes."""
+    """Return the part of a kind that depends on the run: different adapters or optimizers have different sizes."""
     trained = "all weights" if spec.parameters == "full" else "adapters"
     return f" ({trained}, {spec.optimizer.name})"

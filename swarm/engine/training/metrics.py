@@ -1,6 +1,6 @@
 """Measurements during a step, and the step's metrics (docs/reference/metrics.md).
 
-Suffix of tensors: U uses (sampled tokens of trained calls).
+Tensor suffix U: uses, i.e. sampled tokens of trained calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 
 @dataclass(slots=True)
 class WeightsChange:
-    """Squared norms, in double precision. moved: summed over a step's updates, which may undo one another."""
+    """Squared norms, in double precision. `moved` is summed over a step's updates, which may cancel one another."""
 
     moved: float = 0.0
     before: float = 0.0
@@ -62,7 +62,7 @@ class StepMetrics:
     _mismatches: list[Tensor] = field(default_factory=list)
 
     def add_tokens(self, logp_U: Tensor, entropy_U: Tensor, facts: TokenFacts) -> None:
-        """Add tokens. Those drawn from another distribution do not count for the mismatch between trainer and sampler."""
+        """Add tokens. Tokens sampled from another distribution do not count for the mismatch between trainer and sampler."""
         self._entropies.append(entropy_U)
         gap_U = (logp_U - facts.recorded_U).abs()
         self._mismatches.append(gap_U if facts.off_policy_U is None else gap_U[facts.off_policy_U == 0])
@@ -77,7 +77,7 @@ class StepMetrics:
             self.kls.append(kl_to_start(logp_U, facts.start_U))
 
     def add_pass(self, tokens: int, clipped: float) -> None:
-        """Add tokens each time that their loss is computed."""
+        """Add tokens whose loss has been computed; call it for each pass."""
         self.priced += tokens
         self.clipped += clipped
 
@@ -89,14 +89,14 @@ class StepMetrics:
         self.value_explained = 1.0 - float((target - value).var(unbiased=False)) / spread if spread else 0.0
 
     def of_step(self, batch: TrainBatch, learning_rate: float) -> dict[str, float]:
-        """All metrics of the step.
+        """Return all metrics of the step.
 
-        Raises: TrainingRefused if one is not finite, or if a gradient and a learning rate above 0 did not change the weights.
+        Raises: TrainingRefused if a metric is not finite, or if a gradient and a learning rate above 0 did not change the weights.
         """
         of_batch = reward_metrics(batch) | token_metrics(batch) | repetition_metrics(batch)
         metrics = of_batch | self._own() | {"learning_rate": learning_rate}
         if wrong := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
-            raise TrainingRefused(f"step {batch.step} is not finite in {', '.join(wrong)}")
+            raise TrainingRefused(f"step {batch.step} has metrics that are not finite: {', '.join(wrong)}")
         if learning_rate > 0 and self.grad_norm > 0 and not self.change.moved:
             raise TrainingRefused(f"step {batch.step} did not change the weights; raise optimizer.learning_rate")
         return metrics
@@ -122,7 +122,7 @@ class StepMetrics:
 
 
 def kl_sample(items: Sequence[Item], tokens: Callable[[Item], int], spec: RunSpec, step: int) -> list[Item]:
-    """Neighbouring items with at least KL_SAMPLE tokens (or all), from a random start drawn at each step.
+    """Return neighbouring items with at least KL_SAMPLE tokens (or all), from a start that is random at each step.
 
     Neighbours are cheap, because they share prompts.
     """

@@ -1,9 +1,9 @@
 """A small process between a server and one of its children: no child outlives the server or leaves anything behind.
 
-Run as a script: `python -I -S reaper.py ALIVE_FD PASSED_FDS COMMAND...`. It starts the command in a process group of
-its own and ends with its exit status (128 + signal). When the other end of ALIVE_FD closes, because the server closed
-it or was killed, it kills the command and every process that came from it. SIGTERM is passed on. Shared memory of
-killed processes is removed. Imports the standard library alone.
+Run as a script: `python -I -S reaper.py ALIVE_FD PASSED_FDS COMMAND...`. It starts the command in its own process group, and
+exits with the command's exit status (128 + signal). When the other end of ALIVE_FD closes, because the server closed it or was
+killed, it kills the command and all processes descended from it. It passes on SIGTERM. Shared memory of killed processes is
+removed. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.|torch_|verl_weights_|vllm_dist_)[^/ ]*$")
-"""Shared memory as multiprocessing, torch, verl and vLLM name it. Files of other names belong to someone who asked for them."""
+"""Names of shared memory that multiprocessing, torch, verl and vLLM create. Files with other names belong to whoever asked for them."""
 _SHM = Path("/dev/shm")
 _RUNTIME_NOTE = "__KMP_REGISTERED_LIB_"
-"""Then the process's id and its user's."""
+"""The ids of the process and of its user follow."""
 NAMED_BY_PID = ("sem.loky-{pid}-*", f"{_RUNTIME_NOTE}{{pid}}_*")
-"""Shared memory that is mapped under another name (loky's), or no longer once it is made (that of Intel's OpenMP runtime)."""
+"""Shared memory that is mapped under another name (loky's), or no longer mapped once it exists (that of Intel's OpenMP runtime)."""
 LOOK_EVERY_S = 10.0
 _KILL_LIMIT_S = 10.0
 
 
 def main(argv: list[str]) -> int:
-    """Run the command until it ends, or until the server is gone."""
+    """Run the command until it ends or the server is gone."""
     alive_fd = int(argv[0])
     passed_fds = tuple(int(fd) for fd in argv[1].split(",") if fd)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     segments: set[str] = set()
     while (status := _reap(child.pid)) is None:
         readable, _, _ = select.select([alive_fd, wake_read], [], [], LOOK_EVERY_S)
-        segments |= _segments(_descendants(os.getpid()))  # now, since nobody maps them once it has ended by itself
+        segments |= _segments(_descendants(os.getpid()))  # now, because once the command has ended nothing maps them
         if wake_read in readable:
             os.read(wake_read, 4096)
         if stop_asked:
@@ -65,13 +65,13 @@ def main(argv: list[str]) -> int:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Linux alone has it; elsewhere the watched file descriptor has to be enough."""
+    """Set an option that only Linux has; elsewhere the watched file descriptor has to be enough."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _reap(child: int) -> int | None:
-    """Collect whatever ended; the child's wait status when it was among them."""
+    """Collect all ended processes; return the child's wait status if it was among them."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -84,9 +84,9 @@ def _reap(child: int) -> int | None:
 
 
 def _end_all(child: int, segments: set[str]) -> None:
-    """Kill the child's group, what left the group but came from it, and free the shared memory they held."""
-    segments |= _segments([child])  # also of one that ended by itself, before anybody looked
-    with contextlib.suppress(ProcessLookupError):  # the group ended by itself
+    """Kill the child's group and the child's descendants outside it, and free the shared memory that they held."""
+    segments |= _segments([child])  # also if the child ended before we looked
+    with contextlib.suppress(ProcessLookupError):  # the group has already ended
         os.killpg(child, signal.SIGKILL)
     until = time.monotonic() + _KILL_LIMIT_S
     while (pids := _descendants(os.getpid())) and time.monotonic() < until:
@@ -100,7 +100,7 @@ def _end_all(child: int, segments: set[str]) -> None:
 def end_session(leader: int, started: int) -> None:
     """Kill what is left of a reaper's session after the reaper itself was killed, and free its shared memory.
 
-    started: the reaper's start time (`start_time`), so that a later process with its id is left alone.
+    `started` is the reaper's start time (`start_time`), so that a later process with the same id is left alone.
     """
     if start_time(leader) not in (None, started):
         return
@@ -114,7 +114,7 @@ def end_session(leader: int, started: int) -> None:
 
 
 def _notes_of_the_dead() -> set[str]:
-    """What Intel's runtime noted for processes of this user that are gone: one died together with its reaper, whoever it was."""
+    """Return the files that Intel's runtime left for this user's dead processes: one of them died together with its reaper."""
     notes = [(path, path.name.removeprefix(_RUNTIME_NOTE).split("_")) for path in _SHM.glob(f"{_RUNTIME_NOTE}*")]
     return {
         str(path)
@@ -124,7 +124,7 @@ def _notes_of_the_dead() -> set[str]:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process began, in the system's ticks since its start; None when there is no such process."""
+    """Return when a process started, in clock ticks since the system's start; None if there is no such process."""
     fields = _stat(pid)
     return None if fields is None else int(fields[19])
 
@@ -135,7 +135,7 @@ def _lives(pid: int) -> bool:
 
 
 def _session(leader: int, started: int) -> list[int]:
-    """Living processes of a session that began no earlier than its leader."""
+    """Return the living processes of a session that started no earlier than its leader."""
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
     found = [(pid, fields) for pid in pids if (fields := _stat(pid)) is not None]
     return [
@@ -144,7 +144,7 @@ def _session(leader: int, started: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on; None when there is no such process, or no /proc."""
+    """Return the fields of /proc/PID/stat from the state onward; None if there is no such process, or no /proc."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
@@ -152,7 +152,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Every living process below `pid`, as far as /proc shows them."""
+    """Return all living descendants of `pid`, as far as /proc shows them."""
     children: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -172,7 +172,7 @@ def _kill(pids: list[int]) -> None:
 
 
 def _segments(pids: list[int]) -> set[str]:
-    """Shared-memory files that these processes map, or that bear their ids."""
+    """Return the shared-memory files that these processes map, or that are named after their ids."""
     found: set[str] = set()
     for pid in pids:
         found |= {str(path) for name in NAMED_BY_PID for path in _SHM.glob(name.format(pid=pid))}

@@ -1,4 +1,4 @@
-"""How much answers repeat themselves and one another: reward hacking often shows as repetition.
+"""How much answers repeat themselves and one another, because reward hacking often shows as repetition.
 
 Measured on token ids, over a bounded part of the batch: the first `LONGEST` tokens of each answer, of at most
 `EPISODES` episodes that are spread over the tasks.
@@ -20,10 +20,11 @@ _Ngrams = list[tuple[int, ...]]
 
 
 def repetition_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Two shares from 0 to 1; answers too short for an n-gram count as 0.
+    """Return two shares from 0 to 1; answers too short for an n-gram count as 0.
 
-    repetition_within: 4-grams of an answer that stood in it before, mean over answers (seq-rep-4 of Welleck et al. 2019, arXiv
-    1908.04319, eq. 10). repetition_across: 8-grams of an episode that an episode of another task has too, mean over episodes.
+    repetition_within: share of an answer's 4-grams that occurred in it before, mean over answers (seq-rep-4 of Welleck et al. 2019,
+        arXiv 1908.04319, eq. 10).
+    repetition_across: share of an episode's 8-grams that an episode of another task has too, mean over episodes.
     """
     sampled = list(_spread(batch))
     answers = [call.sampled_ids[:LONGEST] for _, episode in sampled for call in episode.calls]
@@ -44,7 +45,7 @@ def repetition_metrics(batch: TrainBatch) -> dict[str, float]:
 
 
 def _spread(batch: TrainBatch) -> Iterator[tuple[str, TrainEpisode]]:
-    """Episodes with their tasks: the first of each group, then the second, and so on up to the limit."""
+    """Return episodes with their tasks: the first of each group, then the second, and so on up to the limit."""
     columns = zip_longest(*([(group.task_id, episode) for episode in group.episodes] for group in batch.groups))
     found = (each for column in columns for each in column if each is not None)
     return (each for each, _ in zip(found, range(EPISODES), strict=False))

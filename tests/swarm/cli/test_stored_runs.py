@@ -133,7 +133,7 @@ def test_the_hosted_model_is_not_taken_for_a_run_whose_checkpoints_are_gone(
     ("arguments", "text"),
     [
         (["@3", "--to", "new"], "has no checkpoint of step 3; it has 0, 2, 4"),
-        (["@4", "--to", "."], "exists already"),
+        (["@4", "--to", "."], "already exists"),
         (["@4", "--to", "new", "--adapter"], "it has no adapter"),
         (["x@4", "--to", "new"], "no run"),
     ],

@@ -112,7 +112,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def test_what_is_no_safetensors_file_is_refused(folder: Path) -> None:
     (folder / "more.safetensors").write_bytes(b"not")
-    with pytest.raises(EngineError, match=r"more\.safetensors is no safetensors file"):
+    with pytest.raises(EngineError, match=r"more\.safetensors is not a safetensors file"):
         parameters(folder)
 
 
@@ -177,7 +177,7 @@ def test_an_engine_offloads_where_it_is_asked_to(folder: Path, card: int | None,
 
 
 def test_what_a_machine_has_no_memory_for_is_refused_with_what_it_takes(folder: Path) -> None:
-    with pytest.raises(EngineError, match=r"of the machine's memory, which has .* give the machine more memory"):
+    with pytest.raises(EngineError, match=r"of host memory, of which .* give the machine more memory"):
         engine(folder, CONFIG, devices=Layout.one("cuda"), card=24 * GIB, memory=4 * GIB, offload=True)
 
 

@@ -81,7 +81,7 @@ def test_what_the_operator_says_is_done_or_refused() -> None:
     assert plans("0.6B", 80, sleep=True).chosen.turns
     share = plans("0.6B", 80, utilization=0.5).chosen
     assert 33 * GIB < share.kv + share.served < 40 * GIB
-    with pytest.raises(EngineError, match=r"--gpu-memory-utilization 0.05 leaves inference 4.0 GiB"):
+    with pytest.raises(EngineError, match=r"--gpu-memory-utilization 0.05 gives inference 4.0 GiB"):
         plans("0.6B", 80, utilization=0.05)
 
 
@@ -138,7 +138,7 @@ def test_a_machine_without_the_memory_for_it_does_not_offload() -> None:
     short = plans("4B", 48, memory=least.host - 1)
     assert short.whole is None
     assert in_words(short.chosen) == "beside"
-    assert f"and {least.host / GIB:.1f} GiB of the machine's memory, which has " in short.why_not_whole()
+    assert f"and {least.host / GIB:.1f} GiB of host memory, of which " in short.why_not_whole()
     assert "give the machine more memory" in short.why_not_whole()
     assert plans("1.7B", 48, memory=0).whole == plans("1.7B", 48).whole
 
@@ -146,7 +146,7 @@ def test_a_machine_without_the_memory_for_it_does_not_offload() -> None:
 def test_a_refusal_names_offloading_alone_where_it_helps() -> None:
     assert "or leave out --no-offload," in plans("4B", 48, offload=False).why_not_whole()
     assert "--no-offload" not in plans("8B", 80, offload=False).why_not_whole()
-    assert "83.5 GiB at least (all weights, offloaded, activations computed twice)" in plans("8B", 80).why_not_whole()
+    assert "at least 83.5 GiB (all weights, offloaded, activations computed twice)" in plans("8B", 80).why_not_whole()
     assert "serve with --max-model-len 4096" in plans("4B", 48, model_len=8192).why_not_whole()
 
 
@@ -157,7 +157,7 @@ def test_a_plan_is_printed_in_lines() -> None:
     )
     assert "adapters of rank 16, activations computed twice: side by side" in text
     assert "keys and values" in text
-    assert "waiting in the machine's memory" not in text
+    assert "kept in host memory" not in text
     offloaded = str(plans("4B", 48))
     assert "all weights, offloaded, activations computed twice: inference sleeps during a step" in offloaded
-    assert "  waiting in the machine's memory   45.0 GiB" in offloaded
+    assert "  kept in host memory               45.0 GiB" in offloaded
