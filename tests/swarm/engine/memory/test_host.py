@@ -241,7 +241,7 @@ def test_a_container_with_little_shared_memory_is_told_how_to_get_more(
 ) -> None:
     check_slots(tmp_path, 1)
     monkeypatch.setattr("swarm.engine.memory.host.shutil.disk_usage", lambda folder: SimpleNamespace(free=64 << 20))
-    with pytest.raises(EngineDown, match=r"take 3\.0 GiB of .*, which has 0\.1 GiB free: .* docker run --shm-size 4g"):
+    with pytest.raises(EngineDown, match=r"need 3\.0 GiB of .*, which has 0\.1 GiB free: .* docker run --shm-size 4g"):
         check_slots(tmp_path, 3 * GIB // 2)
 
 

@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
     nothing = plans("8B", 24)
     with pytest.raises(EngineError) as refused:
         _ = nothing.chosen
-    assert str(refused.value).startswith("8B does not fit on this GPU of 24.0 GiB: it takes ")
+    assert str(refused.value).startswith("8B does not fit on this GPU of 24.0 GiB: it needs ")
     assert "a larger GPU, or several (--engine verl)" in str(refused.value)
     reason = plans("8B", 80).why_not_whole()
     assert 'train adapters (parameters = {"rank": 16})' in reason
