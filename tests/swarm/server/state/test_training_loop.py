@@ -406,7 +406,7 @@ async def test_a_run_of_an_older_version_with_a_temperature_that_is_refused_now_
     async with running(tmp_path, FaultyEngine().adopt(engine), clock) as world:
         await world.until_phase(Phase.ROLLING)
         (line,) = [record.message for record in caplog.records if run_id in record.message]
-        assert "can be stopped" in line
+        assert "stop the run or patch it" in line
         assert "sampling.temperature: " in line
         report = await world.service.report(run_id)
         assert read(RunReport, report.model_dump_json().encode()).spec.sampling.temperature == 0.005
