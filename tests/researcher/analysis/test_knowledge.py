@@ -212,7 +212,7 @@ def test_a_finding_is_told_with_all_that_it_holds_for() -> None:
     record = VerdictRecord(hypothesis=plan.hypotheses[0].id, verdict=S, reason="", effect=an_effect(0.3))
     [found] = findings_of("st-1", plan, [record], 0.0, trials)
     told_so = told_of(found).partition("; ")[2]
-    for part in (plan.instrument, plan.model.name, f"{plan.steps} steps", "0.5 against 0.2", "60 s a trial"):
+    for part in (plan.instrument, plan.model.name, f"{plan.steps} steps", "0.5 against 0.2", "60 s per trial"):
         assert part in told_so
     assert "which trains no model" in told_of(found.model_copy(update={"model": "echo"}))
     assert spread(an_effect(0.3, half=0.05, n=3)) == pytest.approx(0.05 / 2.776 / (2 / 3) ** 0.5, rel=1e-3)

@@ -386,7 +386,7 @@ def test_a_report_that_was_written_before_the_study_went_on_says_so(data: StudyD
     over = dataclasses.replace(data, events=(*data.events, written))
     assert verify(over, report.claims, report.files, report.seal) == []
     (found,) = verify(dataclasses.replace(over, events=(*over.events, done)), [], {}, report.seal)
-    assert "`researcher report` rewrites it" in found.problem
+    assert "`researcher report` rewrites the report" in found.problem
 
 
 def test_a_trial_that_goes_on_is_no_tampering(data: StudyData, tmp_path: Path) -> None:

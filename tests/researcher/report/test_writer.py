@@ -217,7 +217,7 @@ def test_what_is_compared_is_named_as_it_was_computed(seeds: int, said: str, tmp
 def test_a_race_is_adjusted_over_what_is_tested_and_the_report_says_so(tmp_path: Path) -> None:
     plan = race_plan()
     over = markdown(concluded(plan, run(plan, until="confirm", arm1=0.5)), tmp_path / "over")
-    assert "over the 1 tested, not over all 5 hypotheses of the plan" in over
+    assert "over the 1 tested, not over all 5 of the plan" in over
     assert "all 5 hypotheses of the plan" not in over
     racing = markdown(concluded(plan, run(plan, until="race-2", arm1=0.5)), tmp_path / "racing")
     assert "only the best is tested, on fresh seeds" in racing

@@ -56,7 +56,7 @@ async def test_a_question_becomes_a_file_a_price_and_a_study(
     assert "baseline: 2e-5" in edited
     checked = await send(browser, "/draft/check", text=edited, engine="echo")
     assert "This would run" in checked.text
-    assert re.search(r"\d+ trials, .*; at most", checked.text)
+    assert re.search(r"\d+ trials, .*; it spends at most", checked.text)
     assert page.home.store.studies.all() == []
     started = await send(browser, "/draft/start", text=edited, engine="echo")
     assert started.status_code == 303, started.text

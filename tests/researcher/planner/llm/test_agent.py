@@ -229,7 +229,7 @@ async def test_findings_come_with_scope_means_spread_n_and_cost_and_echo_is_no_m
     first, second = (
         await looked_up("findings", {"query": "learning_rate smollm2-135m"}, known=[real, echo])
     ).splitlines()
-    for part in ("smollm2-135m", "steps", "0.5 against 0.2", "n = 3 against 3", "sd between seeds", "61 s a trial"):
+    for part in ("smollm2-135m", "steps", "0.5 against 0.2", "n = 3 against 3", "sd between seeds", "61 s per trial"):
         assert part in first
     assert "on the echo engine, which trains no model" in second
     assert "no finding" in await looked_up("findings", {"query": "temperature"}, known=[real])
