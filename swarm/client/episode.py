@@ -333,7 +333,7 @@ class Episode:
             raise
 
     async def find_cause(self) -> Cause | None:
-        """Return who is to blame for the loss of the episode: the cause in the server's ledger, or this client's guess if it has none.
+        """Return who is to blame for the loss of the episode: the cause in the server's ledger or, if it has none, this client's guess.
 
         Raises: Refusal, ServerUnreachable.
         """

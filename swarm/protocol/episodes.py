@@ -21,7 +21,7 @@ MOST_REWARD = 1e12
 """Maximum absolute value of a reward."""
 Finite = Annotated[float, Field(allow_inf_nan=False), NotBoolean]
 Reward = Annotated[float, Field(ge=-MOST_REWARD, le=MOST_REWARD, allow_inf_nan=False), NotBoolean]
-"""Bounded so that sums and squares stay finite even in single precision."""
+"""A reward. It is bounded so that sums and squares stay finite even in single precision."""
 LONGEST_NAME = 1_000
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 """An id chosen by a client. Its length is limited because every row and every response about the episode repeats it."""
@@ -102,7 +102,7 @@ class RolloutOptions(EpisodeOptions, total=False):
     episodes_per_task: int | None
     """Number of episodes per task. None means the run's group_size for training, and 1 for evaluation."""
     progress: bool | None
-    """Whether to show a progress bar. None means only if standard error is a terminal."""
+    """Whether to show a progress bar. None means to show it only if standard error is a terminal."""
 
 
 class EpisodeGrant(BaseModel):
@@ -216,7 +216,7 @@ class LedgerEntry(BaseModel):
     state: EpisodeState
     reason: DropReason | None = None
     detail: str | None = None
-    """More about the reason; for `aborted`, the client's own words. If the server refused the newest request, this names the error."""
+    """Details about the reason; for `aborted`, the client's own words. If the server refused the last request, this names the error."""
     cause: Cause | None = None
     """Who or what is to blame for losing the attempt. None while the episode is open, or if it ended with a reward that counts."""
     tainted: bool = False
