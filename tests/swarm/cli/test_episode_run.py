@@ -199,7 +199,7 @@ def _keeping(place: Place) -> str:
         (["--env", "COPY"], "may contain a token or a lease"),
         (["--scorer-env", "SWARM_TOKEN"], "may contain a token or a lease"),
         (["--env", "NO_SUCH_NAME"], "this environment variable is not set"),
-        (["--read", "nowhere"], "there is no 'nowhere'"),
+        (["--read", "nowhere"], "'nowhere' does not exist"),
         (["--metadata", "[]"], "must be a JSON object"),
         (["--scorer", "'"], "No closing quotation"),
         (["--scorer", "no-such-scorer"], "program 'no-such-scorer' not found"),
