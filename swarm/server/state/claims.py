@@ -222,7 +222,7 @@ def _grant(
     elif row.ungrouped:
         state.groups.expect(row)
     state.live[row.episode_id] = live
-    state.deadlines.add(live.deadline, row.episode_id)
+    state.deadlines.watch(live, now)
     t.changes.append(row)
     if row.seq % FREED_EVERY == 0:
         t.changes.append(FreeCalls(run.run_id, run.oldest_kept_step, row.seq - TRACES_KEPT))

@@ -138,8 +138,14 @@ def begin_session(t: Transition, wanted: SessionRequest) -> list[str]:
 def renew(t: Transition, episode_id: str, lease: str) -> float:
     """Extend a lease, and return the Unix time at which it now expires. Codes: not_found, lease_lost."""
     live = held(t, episode_id, lease)
-    live.touch(t.lease_time)
+    _extend(t, live)
     return expires_at(t, live)
+
+
+def _extend(t: Transition, live: LiveEpisode) -> None:
+    """Restart the idle limit after a sign of life. A new limit of the lease may bring its end forward, which is noticed here too."""
+    live.touch(t.lease_time)
+    t.state.deadlines.watch(live, t.lease_time)
 
 
 def expire(t: Transition) -> None:
@@ -153,8 +159,9 @@ def expire(t: Transition) -> None:
             settle(t, group)
         elif live is not None and live.ran_out(now):
             _expire(t, live)
-        elif live is not None:
-            state.deadlines.add(live.look_at(now), name)
+        elif live is not None and live.check_at <= now:
+            live.check_at = math.inf
+            state.deadlines.watch(live, now)
 
 
 def _expire(t: Transition, live: LiveEpisode) -> None:
@@ -263,9 +270,7 @@ def open_call(t: Transition, episode_id: str, lease: str, ending: Ending) -> Ope
     row, index = live.row, live.calls_opened
     live.calls_opened += 1
     live.open_since[index] = now
-    live.touch(now)
-    if live.max_call_s < math.inf:
-        t.state.deadlines.add(live.deadline, episode_id)
+    _extend(t, live)
     place = ("eval", row.claimed_step, row.ordinal) if row.kind == "eval" else (row.ordinal, row.slot)
     spec = run.specs[row.config_version]
     drawn_for = (row.task_id, *place) if row.task_id else (row.episode_id,)
@@ -313,7 +318,7 @@ def close_call(
     if attempt is not None:
         live.attempts.append(attempt)
     if in_time:
-        live.touch(now)
+        _extend(t, live)
     else:
         _expire(t, live)
     return in_time

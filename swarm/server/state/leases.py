@@ -75,6 +75,8 @@ class LiveEpisode:
     """Why it expired. Set while it waits for the records of the calls that were open at that time."""
     close_at: float = math.inf
     """When it will be closed even if some of those records are missing."""
+    check_at: float = math.inf
+    """Its next entry in `Deadlines`, which `Deadlines.watch` keeps."""
     cached_entry: LedgerEntry | None = None
 
     @property
@@ -149,6 +151,13 @@ class Deadlines:
     def add(self, at: float, name: str) -> None:
         if at < math.inf:
             heapq.heappush(self._heap, (at, name))
+
+    def watch(self, live: LiveEpisode, now: float) -> None:
+        """Check this episode in time. Call it whenever its lease may have changed: it adds an entry only if the next one is too late."""
+        at = live.look_at(now)
+        if at < live.check_at:
+            live.check_at = at
+            self.add(at, live.row.episode_id)
 
     def sweep(self, wanted: Callable[[str], bool]) -> None:
         """Remove names that are no longer `wanted`, once the number of entries has doubled since the last sweep."""

@@ -173,6 +173,7 @@ def _take_up(t: Transition, row: EpisodeRow, known: LiveEpisode | None) -> None:
     live.row, live.cached_entry, live.expiry, live.close_at = row, None, None, math.inf
     state.live[row.episode_id] = live
     if known is not None:
-        state.deadlines.add(live.look_at(now), row.episode_id)
+        live.check_at = math.inf  # the deadlines were dropped above
+        state.deadlines.watch(live, now)
         if live.claim_key is not None:
             state.claim_keys[live.claim_key] = row.episode_id
