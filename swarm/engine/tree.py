@@ -1,6 +1,6 @@
-"""The prefix tree of a batch: all timelines merged on token ids, each distinct token-in-context in it once.
+"""The prefix tree of a batch: all timelines merged on token ids, with each distinct token-in-context only once.
 
-Tokens in, positions and ancestors out; knows nothing of rewards or tensors. Holds invariant I1: a token may only be
+Tokens in, positions and ancestors out; knows nothing of rewards or tensors. Enforces invariant I1: a token may only be
 trained with its call, position, sampled log-probability and weights version, under the path that the model really saw.
 """
 
@@ -17,12 +17,12 @@ from swarm.protocol.sampling_mask import LogitChanges
 
 ROOT = -1
 _LOGPROB_SLACK = 1e-3
-"""Rounding may put a sampler's log-probability this far above zero."""
+"""How far above zero rounding may put a sampler's log-probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """One call to be trained. Each token that it sampled has this advantage, and this weight in the loss."""
+    """One call to be trained. Each of its sampled tokens has this advantage, and this weight in the loss."""
 
     call: TrainCall
     advantage: float
@@ -31,7 +31,7 @@ class Branch:
 
 @dataclass(slots=True, kw_only=True)
 class PrefixTree:
-    """Nodes in depth-first order, so that a subtree is contiguous and a parent stands before its children.
+    """Nodes in depth-first order, so that a subtree is contiguous and a parent comes before its children.
 
     A use is one sampled token of one branch; uses are ordered by branch, then position. Equal tokens in equal context
     are one node with several uses.
@@ -46,7 +46,7 @@ class PrefixTree:
     use_position: list[int] = field(default_factory=list)
 
     def path(self, node: int) -> list[int]:
-        """Nodes from the root down to `node`."""
+        """Return the nodes from the root down to `node`."""
         nodes = []
         while node != ROOT:
             nodes.append(node)
@@ -56,12 +56,14 @@ class PrefixTree:
 
 @dataclass(slots=True, kw_only=True)
 class Segment:
-    """A part of the tree that is computed at once: some nodes with all their ancestors, depth-first.
+    """A part of the tree that is computed together: some nodes with all their ancestors, depth-first.
 
-    parent and end are positions in the segment; the subtree of position i is [i, end[i]), so that i is an ancestor of j
-    (or j itself) exactly when i <= j < end[i]. A head is a position at which the distribution of the next token is needed, at one
-    temperature and under one restriction: that of the token that `head_drawn` names by branch and position (None: under none). A use
-    names its head, the token that was sampled there, and where that came from.
+    `parent` and `end` are positions in the segment. The subtree of position i is [i, end[i]), so i is an ancestor of j (or j itself)
+    exactly when i <= j < end[i].
+
+    A head is a position at which the distribution of the next token is needed, at one temperature and under one restriction.
+    `head_drawn` is the branch and position of a token sampled under that restriction (None: no restriction). A use has its head, the
+    token that was sampled there, and the branch and position that it came from.
     """
 
     token: list[int] = field(default_factory=list)
@@ -77,7 +79,7 @@ class Segment:
     use_position: list[int] = field(default_factory=list)
 
     def above(self, position: int) -> list[int]:
-        """The ancestors of a position, from the root down."""
+        """Return the ancestors of a position, from the root down."""
         found = []
         position = self.parent[position]
         while position != ROOT:
@@ -87,9 +89,9 @@ class Segment:
 
 
 def grow(branches: Sequence[Branch]) -> PrefixTree:
-    """The prefix tree over `branches`.
+    """Build the prefix tree over `branches`.
 
-    Raises: TrainingRefused when a call lacks provenance, or stands in the batch twice.
+    Raises: TrainingRefused if a call lacks provenance, or is in the batch twice.
     """
     for branch in branches:
         check_provenance(branch.call)
@@ -99,7 +101,7 @@ def grow(branches: Sequence[Branch]) -> PrefixTree:
     nodes_of: list[list[int]] = [[]] * len(paths)
     nodes: list[int] = []
     last: list[int] = []
-    for index in sorted(range(len(paths)), key=paths.__getitem__):  # sorted paths are met in depth-first order
+    for index in sorted(range(len(paths)), key=paths.__getitem__):  # sorted paths are in depth-first order
         path = paths[index]
         shared = shared_length(last, path)
         nodes = nodes[:shared]
@@ -115,10 +117,12 @@ def grow(branches: Sequence[Branch]) -> PrefixTree:
 
 
 def _book_uses(tree: PrefixTree, index: int, call: TrainCall, nodes: list[int]) -> None:
-    """Enter the call's sampled tokens, after checking that the path above them is what the model saw."""
+    """Record the call's sampled tokens, after checking that the path above them is what the model saw."""
     last = nodes[-1]
     if [tree.token[node] for node in tree.path(last)] != call.prompt_ids + call.sampled_ids:
-        raise TrainingRefused(f"call {call.call_id}: its path in the prefix tree is not its prompt and samples")
+        raise TrainingRefused(
+            f"call {call.call_id}: its path in the prefix tree differs from its prompt and sampled tokens"
+        )
     sampled = nodes[len(call.prompt_ids) :]
     tree.use_node += sampled
     tree.use_branch += [index] * len(sampled)
@@ -126,12 +130,14 @@ def _book_uses(tree: PrefixTree, index: int, call: TrainCall, nodes: list[int]) 
 
 
 def check_provenance(call: TrainCall) -> None:
-    """Raises: TrainingRefused unless every sampled token has its log-probability and exactly one weights version."""
+    """Check that every sampled token has its log-probability and exactly one weights version. Raises: TrainingRefused."""
     count = len(call.sampled_ids)
     if not call.call_id:
-        raise TrainingRefused("a call without an id cannot be trained: nothing says where its tokens came from")
+        raise TrainingRefused("a call without an id cannot be trained: the origin of its tokens is unknown")
     if not call.prompt_ids or not count:
-        raise TrainingRefused(f"call {call.call_id}: {len(call.prompt_ids)} prompt and {count} sampled tokens")
+        raise TrainingRefused(
+            f"call {call.call_id}: it needs prompt and sampled tokens, but has {len(call.prompt_ids)} and {count}"
+        )
     if min(call.prompt_ids) < 0 or min(call.sampled_ids) < 0:
         raise TrainingRefused(f"call {call.call_id}: negative token ids")
     if len(call.logprobs) != count:
@@ -139,12 +145,12 @@ def check_provenance(call: TrainCall) -> None:
             f"call {call.call_id}: {count} sampled tokens, but {len(call.logprobs)} log-probabilities"
         )
     if not all(-math.inf < logprob <= _LOGPROB_SLACK for logprob in call.logprobs):
-        raise TrainingRefused(f"call {call.call_id}: recorded log-probabilities that are not finite or above 0")
+        raise TrainingRefused(f"call {call.call_id}: some recorded log-probabilities are not finite, or are above 0")
     if not (math.isfinite(call.temperature) and call.temperature > 0):
         raise TrainingRefused(f"call {call.call_id}: temperature {call.temperature} has no distribution to train")
     if call.mask is not None and len(call.mask.row_of) != count:
         raise TrainingRefused(
-            f"call {call.call_id}: its mask is of {len(call.mask.row_of)} tokens, and it sampled {count}"
+            f"call {call.call_id}: its mask covers {len(call.mask.row_of)} tokens, but it sampled {count}"
         )
     ends = [0, *(span.end for span in call.versions)]
     starts = [*(span.start for span in call.versions), count]
@@ -156,12 +162,12 @@ def _refuse_repeats(branches: Iterable[Branch]) -> None:
     seen: set[str] = set()
     for branch in branches:
         if branch.call.call_id in seen:
-            raise TrainingRefused(f"call {branch.call.call_id} stands in the batch twice")
+            raise TrainingRefused(f"call {branch.call.call_id} is in the batch twice")
         seen.add(branch.call.call_id)
 
 
 def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     size = min(len(first), len(second))
     if first[:size] == second[:size]:
         return size
@@ -169,15 +175,15 @@ def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def merged_tokens(calls: Iterable[TrainCall]) -> int:
-    """How many nodes the tree over these calls has."""
+    """Return how many nodes the tree over these calls has."""
     paths = sorted(call.prompt_ids + call.sampled_ids for call in calls)
     return sum(map(len, paths)) - sum(shared_length(first, second) for first, second in pairwise(paths))
 
 
 def timeline_numbers(calls: Sequence[TrainCall]) -> list[int]:
-    """Which timeline each call of an episode belongs to, counted from 0.
+    """Return which timeline each call of an episode belongs to, counted from 0.
 
-    A call continues the longest timeline whose tokens, sampled ones included, its prompt begins with; else it begins one.
+    A call continues the longest timeline that its prompt begins with, sampled tokens included; otherwise it starts a new timeline.
     """
     found = [0] * len(calls)
     ends: list[list[int]] = []
@@ -191,12 +197,12 @@ def timeline_numbers(calls: Sequence[TrainCall]) -> list[int]:
 
 
 def cut(tree: PrefixTree, segment_tokens: int) -> list[Segment]:
-    """Segments of at most `segment_tokens` tokens that together hold each head exactly once.
+    """Return segments of at most `segment_tokens` tokens that together hold each head exactly once.
 
-    Nodes under which nothing is trained are left out: a sampled token is predicted at its parent, so that leaves are not
-    computed. A cut inside a tree repeats the path above it. Cuts are made where they repeat least, all in all; among
-    equals there are as few as can be. Below a long path a segment may grow to twice the path, so that at most half of its
-    work is repeated, and what hangs off a path that is longer than a segment is computed with it.
+    Nodes under which nothing is trained are left out: a sampled token is predicted at its parent, so leaves are not
+    computed. A cut inside a tree repeats the path above it. Cuts are chosen to repeat the fewest tokens in total, and then to
+    make the fewest segments. Below a long path, a segment may grow to twice the path, so that at most half of its work is
+    repeated. If a path is longer than a segment, the nodes that branch off it are computed with it.
     """
     if segment_tokens < 1:
         raise ValueError(f"segment_tokens must be positive, got {segment_tokens}")
@@ -220,9 +226,9 @@ def cut(tree: PrefixTree, segment_tokens: int) -> list[Segment]:
 
 
 def timelines(tree: PrefixTree) -> list[Segment]:
-    """One segment for each path that ends in a head above no other: what models compute that can read no tree.
+    """Return one segment for each path that ends in a head with no other head below, for models that cannot compute trees.
 
-    A head stands in the first of the timelines that hold it.
+    A head belongs to the first of the timelines that contain it.
     """
     uses = _uses_by_parent(tree)
     booked: set[int] = set()
@@ -240,7 +246,7 @@ def timelines(tree: PrefixTree) -> list[Segment]:
 
 
 def _last_heads(tree: PrefixTree, uses: Container[int]) -> list[int]:
-    """Heads with no other below, in order."""
+    """Return the heads with no other head below, in order."""
     above: set[int] = set()
     last = []
     for node in range(len(tree.token) - 1, -1, -1):
@@ -252,7 +258,7 @@ def _last_heads(tree: PrefixTree, uses: Container[int]) -> list[int]:
 
 
 def _news(tree: PrefixTree, heads: Sequence[int]) -> list[int]:
-    """How many nodes each head adds to those computed for earlier heads."""
+    """Return how many nodes each head adds to those computed for earlier heads."""
     placed: set[int] = set()
     counts = []
     for head in heads:
@@ -263,10 +269,14 @@ def _news(tree: PrefixTree, heads: Sequence[int]) -> list[int]:
 
 
 def _cheapest_cuts(news: Sequence[int], lengths: Sequence[int], most: int) -> list[int]:
-    """Before which heads to start a new segment, so that the fewest tokens are computed twice.
+    """Choose the heads before which to start a new segment, so that the fewest tokens are computed twice.
 
-    news, lengths: of each head, the tokens that it adds to those before it, and on its whole path. The best way to a cut is
-    the best way to an earlier one, as long as what lies between fits; the heap holds the ways, cheapest first.
+    news: tokens that each head adds to those before it.
+    lengths: tokens on each head's whole path.
+    most: maximum tokens of a segment.
+
+    The best way to a cut extends the best way to an earlier cut, as long as the heads between them fit into a segment. The heap holds
+    the ways, cheapest first.
     """
     ends = [0, *accumulate(news)]
     ways: list[tuple[int, int, int]] = []  # (tokens repeated, segments, head that the last segment begins with)
@@ -285,7 +295,7 @@ def _cheapest_cuts(news: Sequence[int], lengths: Sequence[int], most: int) -> li
 
 
 def _fits(first: int, last: int, ends: Sequence[int], news: Sequence[int], lengths: Sequence[int], most: int) -> bool:
-    """Whether heads [first, last) make a segment. One alone always does."""
+    """Return whether heads [first, last) fit into one segment. A single head always does."""
     context = lengths[first] - news[first]
     size = context + ends[last] - ends[first]
     long = lengths[first] if lengths[first] > most else context
@@ -293,7 +303,7 @@ def _fits(first: int, last: int, ends: Sequence[int], news: Sequence[int], lengt
 
 
 def _uses_by_parent(tree: PrefixTree) -> dict[int, list[int]]:
-    """Uses by the node at which they were predicted."""
+    """Return the uses by the node at which they were predicted."""
     uses: dict[int, list[int]] = {}
     for use, node in enumerate(tree.use_node):
         uses.setdefault(tree.parent[node], []).append(use)
@@ -301,7 +311,7 @@ def _uses_by_parent(tree: PrefixTree) -> dict[int, list[int]]:
 
 
 def _until(tree: PrefixTree, node: int, placed: Container[int]) -> list[int]:
-    """The path down to `node`, without the nodes that are already placed."""
+    """Return the path down to `node`, without the nodes that are already placed."""
     path = []
     while node != ROOT and node not in placed:
         path.append(node)
@@ -317,7 +327,7 @@ def _place(tree: PrefixTree, node: int, segment: Segment, place: dict[int, int])
 
 
 def _add_heads(tree: PrefixTree, uses: list[int], segment: Segment, at: int) -> None:
-    """One head per distribution at this position, and the uses that it predicts."""
+    """Add one head per distribution at this position, and the uses that it predicts."""
     drawn_of: dict[_Distribution, list[int]] = {}
     for use in sorted(uses, key=lambda use: tree.branches[tree.use_branch[use]].call.temperature):
         drawn_of.setdefault(_distribution(tree, use), []).append(use)
@@ -337,12 +347,12 @@ def _add_heads(tree: PrefixTree, uses: list[int], segment: Segment, at: int) -> 
 
 
 _Distribution = tuple[float, bytes | None, tuple[int, LogitChanges] | None]
-"""Temperature; the row that was drawn from; changes of logits, with where the answer began that penalties count from."""
+"""Temperature; the mask's row; the changes of logits, with the index at which the answer began, from which penalties count."""
 _WHOLE = (None, None)
 
 
 def _distribution(tree: PrefixTree, use: int) -> _Distribution:
-    """Uses at one position with equal ones were drawn from the same distribution."""
+    """Return a key for the distribution that a use was sampled from. At one position, equal keys mean equal distributions."""
     call = tree.branches[tree.use_branch[use]].call
     row = None if call.mask is None else call.mask.rows[call.mask.row_of[tree.use_position[use]]]
     changes = None if call.changes is None else (len(call.prompt_ids), call.changes)

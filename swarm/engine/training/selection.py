@@ -1,4 +1,4 @@
-"""Select what a batch trains: episodes, advantages, weights and minibatches, and why other episodes are not trained.
+"""Selects what a batch trains: episodes, advantages, weights and minibatches. Also says why other episodes are not trained.
 
 Pure arithmetic on rewards, without tensors or the meaning of tokens.
 """
@@ -30,14 +30,14 @@ class TrainedEpisode:
 
     episode_id: str
     group: int
-    """Which of the batch's groups it belongs to."""
+    """Index of its group in the batch."""
     calls: list[TrainCall]
     advantages: list[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A batch, sorted into what is trained and what is not (episode id → the ledger's reason)."""
+    """A batch, divided into what is trained and what is not (episode id → the ledger's reason)."""
 
     trained: list[TrainedEpisode]
     untrained: dict[str, str]
@@ -55,10 +55,10 @@ class CallNotes:
 
 
 def select(batch: TrainBatch) -> Selection:
-    """What this batch trains.
+    """Select what this batch trains.
 
     Equal rewards (in a group, or in the whole batch for algorithms that compare over it) give no learning signal; such episodes
-    are trained only if the loss has other terms. Algorithms that credit tokens replace these advantages by those of `credit`.
+    are trained only if the loss has other terms. Algorithms that credit tokens replace these advantages with those of `credit`.
     """
     algorithm = algorithm_of(batch.spec.algorithm)
     actors = _actors(batch, algorithm)
@@ -80,9 +80,9 @@ def select(batch: TrainBatch) -> Selection:
 
 
 def credit(batch: TrainBatch, notes: Mapping[str, CallNotes]) -> dict[str, Credit]:
-    """Token-level advantages by call. notes: of every trained call.
+    """Return token-level advantages by call. `notes` has an entry for every trained call.
 
-    An agent's calls of an episode form one trajectory, in order, with the reward at its last token.
+    An agent's calls in an episode form one trajectory, in order, with the reward at its last token.
     """
     algorithm = algorithm_of(batch.spec.algorithm)
     actors = _actors(batch, algorithm, notes)
@@ -101,7 +101,7 @@ def credit(batch: TrainBatch, notes: Mapping[str, CallNotes]) -> dict[str, Credi
 
 
 def episodes_of(batch: TrainBatch) -> Episodes:
-    """The batch's episodes, as functions of whole updates get them."""
+    """Return the batch's episodes in the form that functions over whole updates get."""
     actors = _actors(batch, algorithm_of(batch.spec.algorithm))
     groups: dict[Hashable, int] = {}
     for trajectory in actors.values():
@@ -120,12 +120,12 @@ def episodes_of(batch: TrainBatch) -> Episodes:
 
 
 def is_flat(group: TrainGroup) -> bool:
-    """Whether no agent of the group has anything to compare."""
+    """Return whether all rewards of the group are equal, for each agent."""
     return all(len(set(_rewards(group, agent))) == 1 for agent in _agents(group))
 
 
 def untrained_reason(call: TrainCall, spec: RunSpec) -> DropReason | None:
-    """Why a call can carry no loss, whatever its reward; None if it can."""
+    """Return why a call can have no loss, whatever its reward; None if it can."""
     if not call.sampled_ids:
         return DropReason.NO_CALLS
     if call.temperature < LEAST_TEMPERATURE:
@@ -136,7 +136,7 @@ def untrained_reason(call: TrainCall, spec: RunSpec) -> DropReason | None:
 
 
 def _trains_restricted(call: TrainCall, spec: RunSpec) -> bool:
-    """Whether a call whose tokens were not drawn from softmax(logits / temperature) is trained."""
+    """Return whether to train a call whose tokens were not sampled from softmax(logits / temperature)."""
     match spec.sampling.train:
         case "policy":
             return True
@@ -147,7 +147,7 @@ def _trains_restricted(call: TrainCall, spec: RunSpec) -> bool:
 
 
 def trainable_calls(episode: TrainEpisode, spec: RunSpec) -> list[TrainCall]:
-    """The trained calls; without their restrictions if the unrestricted policy is trained."""
+    """Return the trained calls, without their restrictions if the unrestricted policy is trained."""
     calls = [call for call in episode.calls if untrained_reason(call, spec) is None]
     if spec.sampling.train == "policy":
         return [call if call.mask is None else replace(call, mask=None, changes=None) for call in calls]
@@ -155,7 +155,7 @@ def trainable_calls(episode: TrainEpisode, spec: RunSpec) -> list[TrainCall]:
 
 
 def branches(episodes: Sequence[TrainedEpisode], spec: AlgorithmSpec) -> list[Branch]:
-    """The calls of the episodes, weighted so that the weights of all their tokens add up to one, except for `constant`.
+    """Return the calls of the episodes, weighted so that the weights of all their tokens add up to one, except for `constant`.
 
     Leaves out calls that cannot move the weights, without changing the weight of the others.
     """
@@ -179,7 +179,7 @@ def branches(episodes: Sequence[TrainedEpisode], spec: AlgorithmSpec) -> list[Br
 
 
 def _units(calls: Sequence[TrainCall], spec: AlgorithmSpec) -> list[int]:
-    """Part of the episode that each call belongs to, for losses that average over the means of parts."""
+    """Return which part of the episode each call belongs to, for losses that average over the means of parts."""
     match spec.loss_agg:
         case "call":
             return list(range(len(calls)))
@@ -190,10 +190,10 @@ def _units(calls: Sequence[TrainCall], spec: AlgorithmSpec) -> list[int]:
 
 
 def minibatches(episodes: Sequence[TrainedEpisode], spec: RunSpec, step: int) -> list[list[TrainedEpisode]]:
-    """At most `optimizer.minibatches` parts of nearly equal size.
+    """Split the episodes into at most `optimizer.minibatches` parts of nearly equal size.
 
-    Episodes of a group stay together as far as the sizes allow, since they share their prompts; with several parts the
-    groups are shuffled, by the run's seed.
+    Episodes of a group stay together as far as the sizes allow, because they share their prompts; with several parts, the
+    groups are shuffled with the run's seed.
     """
     count = min(spec.optimizer.minibatches, len(episodes))
     by_group: dict[int, list[TrainedEpisode]] = {}
@@ -208,9 +208,9 @@ def minibatches(episodes: Sequence[TrainedEpisode], spec: RunSpec, step: int) ->
 
 
 def learning_rate_at(optimizer: OptimizerSpec, step: int, total_steps: int | None) -> float:
-    """Linear warm-up, then the schedule; the first step is 1.
+    """Return the learning rate of a step, counted from 1: a linear warm-up, then the schedule.
 
-    Decaying schedules end at `limits.steps` (total_steps); in a run without that limit the rate stays constant.
+    Decaying schedules end at `limits.steps` (`total_steps`); in a run without that limit the rate stays constant.
     """
     rate = optimizer.learning_rate
     if step <= optimizer.warmup:
@@ -246,13 +246,13 @@ def token_metrics(batch: TrainBatch) -> dict[str, float]:
 
 
 _Actor = tuple[int, int, str | None]
-"""Which group, which of its episodes, which agent."""
+"""Index of the group, index of the episode in it, and agent."""
 
 
 def _actors(
     batch: TrainBatch, algorithm: Algorithm, notes: Mapping[str, CallNotes] | None = None
 ) -> dict[_Actor, Trajectory]:
-    """The trajectory of each agent of a group in each of the group's episodes, even if it sampled nothing there."""
+    """Return the trajectory of each agent of a group in each of the group's episodes, even if it sampled nothing there."""
     limit = batch.spec.sampling.max_tokens
     actors: dict[_Actor, Trajectory] = {}
     for number, group in enumerate(batch.groups):
@@ -277,7 +277,7 @@ def _actors(
 
 
 def _flat_groups(advantages: Mapping[_Actor, float], algorithm: Algorithm) -> set[int]:
-    """Groups in which no advantage differs from 0; algorithms that compare over the batch have all of them or none."""
+    """Return the groups whose advantages are all 0; for algorithms that compare over the batch, either all groups or none."""
     groups = {number for number, _, _ in advantages}
     taught = {number for (number, _, _), advantage in advantages.items() if advantage}
     if taught and not algorithm.spec.compares_groups:
@@ -286,17 +286,17 @@ def _flat_groups(advantages: Mapping[_Actor, float], algorithm: Algorithm) -> se
 
 
 def _agents(group: TrainGroup) -> Iterable[str | None]:
-    """The group's agents in the order of their first call, so that nothing depends on hashing."""
+    """Return the group's agents in the order of their first call, so that nothing depends on hashing."""
     return dict.fromkeys(call.agent for episode in group.episodes for call in episode.calls) or [None]
 
 
 def _rewards(group: TrainGroup, agent: str | None) -> list[float]:
-    """The group's rewards for one agent: its own reward if the episode states one, else the episode's."""
+    """Return the group's rewards for one agent: its own reward if the episode states one, else the episode's."""
     return [(episode.agent_rewards or {}).get(agent or "", episode.reward) for episode in group.episodes]
 
 
 def _why_not(episode: TrainEpisode, spec: RunSpec) -> str:
-    """Why an episode has no trainable call: the reason of the call that came closest."""
+    """Return why an episode has no trainable call: the reason of the call that came closest."""
     reasons = {untrained_reason(call, spec) for call in episode.calls}
     closest = (DropReason.TRUNCATED, DropReason.UNREPRODUCIBLE_SAMPLING, DropReason.GREEDY)
     return next((reason for reason in closest if reason in reasons), DropReason.NO_CALLS).value

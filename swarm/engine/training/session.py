@@ -23,7 +23,7 @@ Found = TypeVar("Found", bound=Checkpoint)
 
 
 class Learner(Protocol):
-    """half_way: a refused step had already moved the weights; they belong to no step and must be restored."""
+    """`half_way` says that a refused step had already moved the weights; these belong to no step and must be restored."""
 
     half_way: bool
 
@@ -31,20 +31,20 @@ class Learner(Protocol):
 
 
 _OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Messages when the machine's memory runs out, or a GPU's outside of torch's allocator, which has its own error class."""
+"""Messages when host memory runs out, or GPU memory outside of torch's allocator, which has its own error class."""
 _DOING = {"open_run": "opening the run", "checkpoint": "writing a checkpoint", "fingerprint": "hashing the weights"}
-"""Requests besides steps; all others bring the weights to inference."""
+"""What a request other than a step does; requests that are not listed bring the weights to inference."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether it is torch's error that memory ran out, the machine's or a GPU's."""
+    """Return whether the error is torch's for running out of host or GPU memory."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def _short_of_memory(spec: RunSpec, *, in_step: bool) -> str:
-    """Advice for a run of this spec on how to use less memory."""
+    """Return advice on how a run of this spec can use less memory."""
     options = []
     if in_step and not spec.activation_checkpointing:
         options.append("set activation_checkpointing")
@@ -60,8 +60,8 @@ def _short_of_memory(spec: RunSpec, *, in_step: bool) -> str:
 class TrainingSession(ABC, Generic[Found]):
     """One engine's weights across runs: the engine's `open_run`, `train` and `checkpoint`, without serving.
 
-    fingerprint: of the hosted model; a checkpoint that began with other weights is refused. device: what computes the weights, where
-    checkpoints name it.
+    fingerprint: of the hosted model; a checkpoint that began with other weights is refused.
+    device: the device that computes the weights, for engines whose checkpoints record it.
     """
 
     def __init__(self, learner: Learner, fingerprint: str, *, device: Device | None = None) -> None:
@@ -72,7 +72,7 @@ class TrainingSession(ABC, Generic[Found]):
         self._step = 0
 
     def answer(self, request: Request) -> Reply:
-        """Carry out a request. Unexpected errors end the child; running out of memory does not, since it would do so again."""
+        """Carry out a request. Unexpected errors end the child; running out of memory does not, because it would happen again."""
         try:
             reply = self.carry_out(request.command)
         except (EngineError, OSError) as error:
@@ -84,7 +84,7 @@ class TrainingSession(ABC, Generic[Found]):
         return reply.model_copy(update={"number": request.number})
 
     def carry_out(self, command: Command) -> Reply:
-        """Raises: EngineError, OSError."""
+        """Carry out a command. Raises: EngineError, OSError."""
         match command:
             case OpenRun():
                 return Reply(step=self.open_run(command))
@@ -121,9 +121,9 @@ class TrainingSession(ABC, Generic[Found]):
         """See `Engine.train`."""
         run = self._open()
         if batch.step != self._step + 1:
-            raise TrainingRefused(f"a batch of step {batch.step}, but the weights stand at step {self._step}")
+            raise TrainingRefused(f"the batch is for step {batch.step}, but the weights are at step {self._step}")
         self._require_supported(batch.spec)
-        self._run, left = None, None  # an error on the way may leave weights that have moved in part
+        self._run, left = None, None  # an error in the step may leave some weights moved
         try:
             outcome = self._learner.learn(batch)
             self._step, left = batch.step, run.model_copy(update={"spec": batch.spec})
@@ -155,7 +155,7 @@ class TrainingSession(ABC, Generic[Found]):
 
     def _open(self) -> OpenRun:
         if self._run is None:
-            raise RunClosed("no run is open in the trainer; open it (again)")
+            raise RunClosed("no run is open in the trainer; open the run first")
         return self._run
 
     def _out_of_memory(self, command: Command) -> EngineError:
@@ -174,14 +174,14 @@ class TrainingSession(ABC, Generic[Found]):
             )
         if adapters_shape(state.spec.parameters) != adapters_shape(wanted.parameters):
             raise EngineError(
-                f"the checkpoint of step {state.step} trained parameters = {state.spec.parameters!r}, and this run "
-                f"trains {wanted.parameters!r}; open it with those of the checkpoint"
+                f"the checkpoint of step {state.step} trained parameters = {state.spec.parameters!r}, but this run "
+                f"trains {wanted.parameters!r}; open it with the checkpoint's parameters"
             )
 
-    # -- what engines do in their own way -------------------------------------------------------------------------
+    # -- differs between engines ----------------------------------------------------------------------------------
 
     def _require_supported(self, spec: RunSpec) -> None:
-        """Raises: EngineError if this engine does not support the spec."""
+        """Check that this engine supports the spec. Raises: EngineError."""
 
     def _rest(self) -> None:
         """Called after each step."""
@@ -200,4 +200,4 @@ class TrainingSession(ABC, Generic[Found]):
 
     @abstractmethod
     def _write(self, directory: Path, state: TrainerState, best: int | None) -> None:
-        """Write the weights as they stand, as `checkpoints.write` does."""
+        """Write the current weights, as `checkpoints.write` does."""

@@ -1,7 +1,7 @@
-"""Checkpoints that verl's ranks wrote in parts, put together by one process: as if it had written them itself.
+"""Checkpoints that verl's ranks wrote in parts, read as if one process had written them.
 
-Needs torch alone: no verl, no group of ranks, no GPU. Weights and moments are float32, under the names of the model without its adapters'
-wrapper.
+Needs only torch: no verl, no group of ranks, no GPU. Weights and moments are float32, under the model's names without the prefix
+of its adapters.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from swarm.engine.training.checkpoints import rank_file
 
 _OF_MESHES = logging.getLogger("torch.distributed.device_mesh")
 WRAPPER = "base_model.model."
-"""What peft puts before the names of an adapted model."""
+"""Prefix that peft puts before the names of an adapted model."""
 
 
 class Parts:
-    """A checkpoint that was found whole, put together a tensor at a time; files are read as far as they are asked for.
+    """A verified checkpoint, assembled one tensor at a time; files are read only as far as needed.
 
-    names: of the trained weights. Raises: EngineError for parts that do not make up a model, OSError.
+    `names` has the names of the trained weights. Raises: EngineError for parts that do not make up a model, OSError.
     """
 
     def __init__(self, folder: Path, ranks: int) -> None:
@@ -45,7 +45,7 @@ class Parts:
         return _whole([model[self._stored[name]] for model in self._models])
 
     def moments(self, name: str) -> dict[str, Tensor]:
-        """By kind; none before the first step."""
+        """Return the weight's moments by kind; empty before the first step."""
         if name not in self._index:
             return {}
         states = [optimizer["state"][self._index[name]] for optimizer in self._optimizers]
@@ -53,9 +53,9 @@ class Parts:
 
 
 def _loaded(file: Path) -> dict[str, Any]:
-    """Nothing but tensors and plain values is taken from a file."""
+    """Load a file, taking only tensors and plain values from it."""
     level = _OF_MESHES.level
-    _OF_MESHES.setLevel(logging.ERROR)  # it warns of groups of ranks that come later, and here there are none
+    _OF_MESHES.setLevel(logging.ERROR)  # it warns that process groups are created later, but here there are none
     try:
         found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     finally:
@@ -64,7 +64,7 @@ def _loaded(file: Path) -> dict[str, Any]:
 
 
 def _own_names(model: Mapping[str, Any]) -> list[str]:
-    """Names of the parameters, each once: of tied ones the first, as the optimiser counts them."""
+    """Return the names of the parameters, each once: of tied parameters only the first, as the optimizer counts them."""
     seen: set[int] = set()
     names = []
     for name, weight in model.items():
@@ -75,12 +75,16 @@ def _own_names(model: Mapping[str, Any]) -> list[str]:
 
 
 def _indices(names: Sequence[str], optimizer: Mapping[str, Any], folder: Path) -> dict[str, int]:
-    """Under which numbers the optimiser keeps their moments: it counts frozen weights too, whose files the ranks do not write."""
-    kept = sorted(index for index, state in optimizer["state"].items() if state)  # verl's offloading makes empty ones
+    """Return the optimizer's index for each weight. The optimizer also counts frozen weights, which the ranks do not write."""
+    kept = sorted(
+        index for index, state in optimizer["state"].items() if state
+    )  # verl's offloading creates empty states
     if len(names) == sum(len(group["params"]) for group in optimizer["param_groups"]):
         return {name: index for index, name in enumerate(names) if index in kept}
     if kept and len(kept) != len(names):
-        raise EngineError(f"the optimiser's parts in {folder} are of {len(kept)} weights, the model's of {len(names)}")
+        raise EngineError(
+            f"the optimizer's parts in {folder} cover {len(kept)} weights, but the model's cover {len(names)}"
+        )
     return dict(zip(names, kept, strict=False))
 
 
@@ -93,11 +97,13 @@ def _whole(parts: Sequence[Tensor]) -> Tensor:
         return _part(first)
     whole = torch.cat([_part(part) for part in parts], placement.dim)
     if whole.shape != first.shape:
-        raise EngineError(f"parts of a weight make up {tuple(whole.shape)} and not {tuple(first.shape)}")
+        raise EngineError(
+            f"the parts of a weight have the shape {tuple(whole.shape)} together, not {tuple(first.shape)}"
+        )
     return whole
 
 
 def _part(weight: Tensor) -> Tensor:
-    """What one rank holds of it."""
+    """Return the part of the weight that one rank holds."""
     part: Tensor = getattr(weight, "_local_tensor", weight)
     return part

@@ -1,6 +1,6 @@
 """Child processes of a server: started under a reaper, monitored, restarted with back-off, cleaned up when they end.
 
-Knows nothing of what a child does: how it is started and when it is ready come in as functions.
+Knows nothing of what a child does: callers pass functions that start it and wait until it is ready.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TAIL_BYTES = 16_384
 class ChildCommand:
     """What to run. The child's output goes to `log_path`; the log of the previous start is kept as `….1`.
 
-    pass_fds: file descriptors that the child inherits under the same numbers; the caller closes its own copies.
+    `pass_fds` are file descriptors that the child inherits under the same numbers; the caller closes its own copies.
     """
 
     name: str
@@ -43,11 +43,11 @@ class ChildCommand:
 
 
 class ChildFailed(EngineDown):
-    """A child ended, or was not ready in time. The text carries the last lines of its log."""
+    """A child ended, or was not ready in time. The message has the last lines of its log."""
 
 
 class ChildProcess:
-    """One running child. It dies with this process, whatever ends this process."""
+    """One running child. It dies with this process, however this process ends."""
 
     def __init__(self, command: ChildCommand, process: asyncio.subprocess.Process, alive_fd: int, began: int) -> None:
         self.command = command
@@ -58,7 +58,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, command: ChildCommand) -> ChildProcess:
-        """Start the command in a session of its own."""
+        """Start the command in its own session."""
         session_file = command.log_path.with_name(command.log_path.name + ".session")
         _end_left_over(session_file)
         guard_fd, alive_fd = os.pipe()
@@ -93,7 +93,7 @@ class ChildProcess:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Exit status of the command; 128 + signal when a signal ended it."""
+        """Wait for the command to end; return its exit status, or 128 + signal if a signal ended it."""
         code = await self._process.wait()
         self._let_go()
         if code < 0:  # the reaper itself was killed, and could not clean up
@@ -101,7 +101,7 @@ class ChildProcess:
         return code
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Ask it to end, and after `grace_s` kill it with everything it started."""
+        """Ask the child to end; after `grace_s`, kill it with everything it started."""
         self._stopped = True
         if self.running and grace_s > 0:
             self._signal(signal.SIGTERM)
@@ -112,7 +112,7 @@ class ChildProcess:
             await self.wait()
 
     def last_lines(self, count: int = 12) -> str:
-        """The end of its log, with secrets taken out."""
+        """Return the end of the log, with secrets removed."""
         try:
             with open(self.command.log_path, "rb") as log:
                 log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
@@ -122,7 +122,7 @@ class ChildProcess:
         return redact("\n".join(line for line in text.splitlines()[-count:] if line.strip()))
 
     def said(self, *words: str) -> bool:
-        """Whether its log has one of these."""
+        """Return whether the log contains any of these words."""
         try:
             text = self.command.log_path.read_text(errors="replace")
         except FileNotFoundError:
@@ -130,22 +130,22 @@ class ChildProcess:
         return any(each in text for each in words)
 
     def ended(self, status: int) -> str:
-        """How it ended, in words. status: as `wait` returns it."""
+        """Describe how the child ended. `status` is as `wait` returns it."""
         if self._stopped:
-            return "hung, and was ended"
+            return "hung and was killed"
         try:
             name = signal.Signals(-status if status < 0 else status - 128).name
         except ValueError:
             return f"ended with status {status}"
-        return f"was ended by {name}" + (", as the system does where memory runs out" if name == "SIGKILL" else "")
+        return f"was ended by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
 
     def failed(self, what: str) -> ChildFailed:
-        """An error whose first line says what happened; the others are the end of the log."""
+        """Return an error whose first line says what happened; the other lines are the end of the log."""
         return ChildFailed(f"{self.command.name} {what} (log: {self.command.log_path})\n{self.last_lines()}")
 
     async def _ended_within(self, seconds: float) -> bool:
         try:
-            async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow that its caller is cancelled
+            async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow the cancellation of its caller
                 await self._process.wait()
         except TimeoutError:
             return False
@@ -155,7 +155,7 @@ class ChildProcess:
         try:
             self._process.send_signal(number)
         except ProcessLookupError:
-            return  # it ended meanwhile
+            return  # it has already ended
 
     def _let_go(self) -> None:
         if self._alive_fd is not None:
@@ -168,7 +168,7 @@ def _end_left_over(session_file: Path) -> None:
     try:
         leader, began = (int(text) for text in session_file.read_text().split())
     except (FileNotFoundError, ValueError):
-        return  # there was none, or it was being written when the power went
+        return  # there was none, or it was being written when the power failed
     reaper.end_session(leader, began)
 
 
@@ -181,17 +181,17 @@ def _fresh_log(path: Path) -> BinaryIO:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackOff:
-    """When to start a crashed child again, and when to give up."""
+    """When to restart a crashed child, and when to give up."""
 
     first_s: float = 0.5
     factor: float = 2.0
     most_s: float = 30.0
     failures: int = 5
-    """How many consecutive failures end the restarts."""
+    """Number of consecutive failures after which the child is not restarted."""
     first_boot_failures: int = 1
-    """The same for a child that has never been ready: one that cannot start at all is given up at once."""
+    """As `failures`, for a child that has never been ready: if it cannot start at all, we give up immediately."""
     forget_after_s: float = 120.0
-    """A child that served this long has its failures forgotten."""
+    """Once a child has served for this many seconds, its earlier failures no longer count."""
 
     def __post_init__(self) -> None:
         if self.first_s <= 0 or self.factor < 1 or self.failures < 1 or self.first_boot_failures < 1:
@@ -203,7 +203,10 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HungStatus:
-    """Exit status of a child that found one of its parts hung. silent_s: how long it waited before it did, asked when it has ended."""
+    """Exit status of a child that found one of its parts hung.
+
+    `silent_s` returns how long the child waited before it gave up on that part; it is called after the child has ended.
+    """
 
     status: int
     silent_s: Callable[[], float]
@@ -212,11 +215,15 @@ class HungStatus:
 class Supervisor:
     """Keeps one child alive.
 
-    start: makes the child. ready: returns when it serves; raises EngineError when it never will. Both run again at each
-    restart, so `ready` is the place to bring a restarted child back to where it was. on_health hears of every change.
-    watch: runs while the child serves, and returns when it found it hung. boot_s: how long a start should take, at worst; later ones are
-    judged by those before. hopeless: why a child that ended would end again, in words that say what to do; it is not started again then, but once
-    where it has served. hung_status: how a child ends that found a part of itself hung.
+    start: starts the child.
+    ready: returns when the child serves; raises EngineError if it never will. Both run again at each restart, so `ready` has to bring a
+        restarted child back to where it was.
+    on_health: called on every change of health.
+    boot_s: upper estimate for the duration of a start, in seconds; later starts are judged by earlier ones.
+    watch: runs while the child serves, and returns when it finds the child hung.
+    hopeless: returns why a child that ended would end again, with advice, or None. Such a child is not restarted, or only once if it
+        has served.
+    hung_status: exit status of a child that found a part of itself hung.
     """
 
     def __init__(
@@ -255,11 +262,11 @@ class Supervisor:
 
     @property
     def child(self) -> ChildProcess | None:
-        """The child, while there is one."""
+        """The current child, if there is one."""
         return self._child
 
     async def boot(self) -> None:
-        """Start, and wait until it serves. Again, while it serves: nothing. Raises EngineDown with the reason."""
+        """Start the child, and wait until it serves. Does nothing if it already serves. Raises: EngineDown with the reason."""
         if self._task is None or self._task.done():
             self._failures, self._was_ready, self._silence = 0, False, None
             self.health = EngineHealth(ready=False, booting=True)
@@ -267,14 +274,14 @@ class Supervisor:
         await self.settled()
 
     async def settled(self) -> None:
-        """Wait until the child serves. Raises EngineDown when it failed for good or is being shut down."""
+        """Wait until the child serves. Raises: EngineDown if it failed for good or is being shut down."""
         while not self.health.ready:
             if self.health.failed_for_good or self._task is None:
                 raise EngineDown(self.health.reason or "not booted")
             await self._settled.wait()
 
     async def shutdown(self) -> None:
-        """End the child and stop watching."""
+        """Stop the child and stop watching it."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -283,21 +290,25 @@ class Supervisor:
         self._tell(EngineHealth(ready=False))
 
     async def restart(self, *, failed: bool = True, silence: Silence | None = None) -> None:
-        """Kill the child; it is started again as after a crash. failed: it misbehaves, which counts as one. silence: it hangs."""
+        """Kill the child; it is then restarted as after a crash.
+
+        failed: whether the child misbehaved, which counts as a failure.
+        silence: set if the child hangs.
+        """
         if self._child is not None:
             self._wanted = not failed
             self._found_hung(silence)
-            reason = "is started anew" if silence is None else silence.reason
+            reason = "is being restarted" if silence is None else silence.reason
             self._tell(EngineHealth(ready=False, booting=True, failures=self._failures, reason=reason))
             await self._child.stop(grace_s=0)
 
     def _found_hung(self, silence: Silence | None) -> None:
         if silence is not None and self._silence is None:
             self._silence = silence
-            _LOG.error("%s; it is ended and started anew", silence.reason)
+            _LOG.error("%s; killing and restarting it", silence.reason)
 
     def forget(self) -> None:
-        """Count its failures anew: it did what it is there for, or is asked for something else."""
+        """Reset the count of failures: the child did its job, or is asked for something else."""
         self._failures = 0
         if self.health.failures:
             self._tell(replace(self.health, failures=0))
@@ -306,19 +317,19 @@ class Supervisor:
         try:
             while await self._live_once():
                 continue
-        except Exception as error:  # noqa: BLE001 - whoever waits for the child must hear that nobody starts it any more
-            _LOG.exception("a child cannot be looked after any more")
+        except Exception as error:  # noqa: BLE001 - callers that wait for the child must learn that nothing restarts it
+            _LOG.exception("a child is no longer supervised")
             reason = f"{type(error).__name__}: {error}"
             self._tell(EngineHealth(ready=False, failed_for_good=True, failures=self._failures, reason=reason))
 
     async def _live_once(self) -> bool:
-        """Start it, see it end, and make the pause that is due. Returns: whether to start it once more."""
+        """Start the child, wait until it ends, and pause before the next start. Returns whether to start it again."""
         self._tell(EngineHealth(ready=False, booting=True, failures=self._failures, reason=self.health.reason))
         try:
             served_s, failure = await self._serve_once()
         except (EngineError, OSError) as error:
             served_s, failure = 0.0, str(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the child must hear of it
+        except Exception as error:  # noqa: BLE001 - callers that wait for the child must learn of any error
             _LOG.exception("a child could not be started")
             served_s, failure = 0.0, f"{type(error).__name__}: {error}"
         finally:
@@ -330,23 +341,23 @@ class Supervisor:
         if self._silence is not None:
             failure = f"{self._silence.reason}; {failure}"
         self._failures = 1 if served_s > self._back_off.forget_after_s else self._failures + 1
-        bears_more = self._was_ready or self._silence is not None  # what hangs may well start the next time
+        bears_more = self._was_ready or self._silence is not None  # a child that hung may well start the next time
         allowed = self._back_off.failures if bears_more else self._back_off.first_boot_failures
         final = self._failures >= allowed
         if child is not None and self._hopeless is not None and (reason := self._hopeless(child)) is not None:
             failure, final = f"{reason}\n{failure}", final or not self._was_ready or self._failures > 1
         pause_s = self._back_off.delay_s(self._failures)
         if final:
-            _LOG.error("not started again: %s", failure)
+            _LOG.error("not restarting: %s", failure)
         else:  # its log is kept as `….1`
-            _LOG.error("to be started again in %g s: %s", pause_s, failure.partition("\n")[0])
+            _LOG.error("restarting in %g s: %s", pause_s, failure.partition("\n")[0])
         self._tell(EngineHealth(ready=False, failed_for_good=final, failures=self._failures, reason=failure))
         if not final:
             await self._clock.sleep(pause_s)
         return not final
 
     async def _serve_once(self) -> tuple[float, str]:
-        """Start it, wait until it serves, then until it ends: how long it served, and how it ended."""
+        """Start the child, wait until it serves, then until it ends. Returns how long it served, and how it ended."""
         began, limit_s = self._clock.now(), self._boots.limit_s(self._boot)
         child = self._child = await self._start()
         exited = asyncio.create_task(child.wait())
@@ -371,7 +382,7 @@ class Supervisor:
             await asyncio.gather(ready, exited, return_exceptions=True)
 
     async def _until_ended(self, child: ChildProcess, exited: asyncio.Future[int]) -> tuple[float, str]:
-        """It serves. End it when it is found hung."""
+        """Wait until a serving child ends, and end it if it is found hung."""
         if self._was_ready:
             _LOG.info("%s serves again", child.command.name)
         self._was_ready, self._silence = True, None
@@ -402,7 +413,7 @@ class Supervisor:
     async def _end_child(self) -> None:
         if self._child is not None:
             await self._child.stop(self._stop_grace_s)
-            self._child = None  # only now: whoever interrupts this has to end it too
+            self._child = None  # only now: if this is interrupted, the child still has to be stopped
 
     def _tell(self, health: EngineHealth) -> None:
         if self._silence is not None:

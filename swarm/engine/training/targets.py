@@ -1,4 +1,4 @@
-"""Which layers adapters are put on, and may be. Reads headers, never torch."""
+"""Which layers adapters can be put on. Reads only the headers of weight files, and never imports torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WEIGHT = ".weight"
 
 
 def layer_shapes(model_dir: Path) -> dict[str, tuple[int, int]]:
-    """[out, in] of each linear layer in the body of a model, by the name that its files have for it. Raises: EngineError."""
+    """Return [out, in] of each linear layer in the body of a model, by its name in the model's files. Raises: EngineError."""
     found: dict[str, tuple[int, int]] = {}
     for name, shape in stored_shapes(model_dir).items():
         in_body = any(part.isdecimal() for part in name.split("."))
@@ -24,19 +24,19 @@ def layer_shapes(model_dir: Path) -> dict[str, tuple[int, int]]:
 
 
 def linear_layers(model_dir: Path) -> frozenset[str]:
-    """What these layers are called within their part of the model. Raises: EngineError."""
+    """Return the names of these layers within their part of the model, such as `q_proj`. Raises: EngineError."""
     return frozenset(name.rpartition(".")[2] for name in layer_shapes(model_dir))
 
 
 def adapters_shape(parameters: str | LoraSpec | None) -> tuple[int, frozenset[str]] | None:
-    """Rank and targets of the adapters, which name and shape what is trained and what a checkpoint holds; None: all weights."""
+    """Return the adapters' rank and targets, which determine the names and shapes of trained weights. None: all weights are trained."""
     return (parameters.rank, frozenset(parameters.targets)) if isinstance(parameters, LoraSpec) else None
 
 
 def require_layers(targets: Collection[str], known: Collection[str]) -> None:
-    """Raises: EngineError when a target is not among the known linear layers."""
+    """Check that every target is a known linear layer. Raises: EngineError."""
     for target in targets:
         if target not in known:
             guess = nearest(target, known)
-            hint = f"did you mean {guess!r}?" if guess else f"there are {', '.join(sorted(known))}"
+            hint = f"did you mean {guess!r}?" if guess else f"it has {', '.join(sorted(known))}"
             raise EngineError(f"parameters.targets: the model has no linear layer {target!r} ({hint})")

@@ -1,4 +1,4 @@
-"""A digest of weights that is computed where they are, on either side of a transfer."""
+"""A digest of weights, computed on the device that holds them, on either side of a transfer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 _STRIDE = 1_000_003
 """Makes the checksum depend on positions, so that it detects swapped values."""
 _SLICE = 1 << 22
-"""Numbers of a tensor that are looked at at a time: as 64-bit integers they take eight bytes each, on the device that trains."""
+"""How many numbers of a tensor to process at a time: as 64-bit integers they take eight bytes each, on the device that trains."""
 
 
 class WeightsDigest:
-    """Names, shapes, types and two sums over the bits of each tensor; in any order of tensors."""
+    """Digest of each tensor's name, shape, dtype and two sums over its bits; the order of the tensors does not matter."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -25,7 +25,7 @@ class WeightsDigest:
             self._lines.append(f"{name} {tensor.dtype} {tuple(tensor.shape)} {_sums(tensor)}")
 
     def over(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The same weights, added as they pass."""
+        """Yield the same weights, adding each as it passes."""
         for name, tensor in weights:
             self.add([(name, tensor)])
             yield name, tensor
@@ -35,7 +35,7 @@ class WeightsDigest:
 
 
 def _sums(tensor: Tensor) -> tuple[int, int]:
-    """Sums of the bits as integers, plain and weighted by position; they wrap alike on every device."""
+    """Return the sum of the bits as integers, and the sum weighted by position; both wrap alike on every device."""
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     bits = tensor.detach().contiguous().reshape(-1).view(width)
     sums = torch.zeros(2, device=bits.device, dtype=torch.int64)

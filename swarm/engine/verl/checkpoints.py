@@ -1,4 +1,4 @@
-"""Checkpoints of a run on many ranks: one file per rank and kind, by verl, in a folder of `training.checkpoints`.
+"""Checkpoints of a run on many ranks: verl writes one file per rank and kind, in a folder of `training.checkpoints`.
 
 Every node must see the run's directory.
 """
@@ -24,14 +24,15 @@ def write(
     keep: int,
     best: int | None = None,
 ) -> None:
-    """`save` writes the ranks' files into the folder it is given. See `training.checkpoints.write`. Raises: OSError, EngineError."""
+    """Write a checkpoint; see `training.checkpoints.write`. `save` writes the ranks' files into the given folder. Raises: OSError,
+    EngineError."""
 
     def fill(folder: Path) -> None:
         save(folder)
         names = [rank_file(kind, ranks, rank) for kind in RANK_KINDS for rank in range(ranks)]
         if lacking := [name for name in names if not (folder / name).is_file()]:
             raise EngineError(
-                f"{', '.join(lacking)} did not arrive in {directory}; put the state directory on a file system "
+                f"{', '.join(lacking)} are missing from {directory}; put the state directory on a file system "
                 "that every node of the Ray cluster mounts under the same path"
             )
         for name in names:
@@ -42,8 +43,8 @@ def write(
 
 
 def read(directory: Path, step: int) -> Checkpoint:
-    """Check every file against the manifest; the ranks read what they need of them.
+    """Check every file against the manifest; the ranks themselves read what they need.
 
-    Raises: EngineError when there is none of this step, BrokenCheckpoint when it is not what was written.
+    Raises: EngineError if there is no checkpoint of this step; BrokenCheckpoint if it is not what was written.
     """
     return checkpoints.opened(directory, step, lambda folder, manifest, state: Checkpoint(state=state))

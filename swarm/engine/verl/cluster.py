@@ -31,10 +31,10 @@ from swarm.engine.verl.worker import RankWorker
 
 _LOG = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 512 << 20
-"""Batches alone pass through it; weights do not."""
+"""Size of Ray's object store, in bytes. Only batches pass through it, no weights."""
 _NODE_ENVIRONMENT = ON_EVERY_NODE | {"PYTHONPATH": f"{packages_root()}{os.pathsep}${{PYTHONPATH}}"}
-"""Workers of a cluster that runs already have the environment of their node, not the driver's. Ray puts the node's own PYTHONPATH
-behind ours, which is of no effect where there is no such folder."""
+"""Environment for workers. On a cluster that is already running, they have the environment of their node, not the driver's. Ray appends
+the node's own PYTHONPATH to ours, which has no effect on nodes without our folder."""
 _ROLE = "actor_rollout"
 
 
@@ -47,11 +47,11 @@ class ClusterLost(Exception):
 
 
 class ClusterHung(ClusterLost):
-    """A rank or a replica hangs: it has not answered within its limit."""
+    """A rank or a replica hangs: it has not answered within its time limit."""
 
 
 class OutOfMemory(ClusterLost):
-    """A rank ran out of memory. The other ranks may wait for it in the middle of an exchange, so none of them can be used any more."""
+    """A rank ran out of memory. The other ranks may be waiting for it in the middle of an exchange, so no rank can be used any more."""
 
 
 class Cluster:
@@ -62,7 +62,8 @@ class Cluster:
         self.settings = settings
 
     def start(self) -> None:
-        """Raises: EngineError when there are too few devices, or too little memory is free. ClusterLost, OutOfMemory."""
+        """Start ranks and replicas. Raises: EngineError if there are too few devices or too little free memory; ClusterLost,
+        OutOfMemory."""
         self._connect()
         config = verl_config(self.settings)
         pool = RayResourcePool([self.settings.ranks_per_node] * self.settings.nodes, max_colocate_count=1)
@@ -96,7 +97,7 @@ class Cluster:
             raise EngineError(f"{settings.nodes} nodes need a Ray cluster: start one and name it with --ray-address")
         there = platform.device_count()
         if settings.ranks_per_node > there:
-            raise EngineError(f"{settings.ranks_per_node} ranks were asked for; this machine has {there} device(s)")
+            raise EngineError(f"{settings.ranks_per_node} ranks were requested, but this machine has {there} device(s)")
         ray.init(
             address="local",  # ignore any other cluster in the environment or on this machine
             num_cpus=2 * settings.ranks_per_node + 2,
@@ -107,7 +108,8 @@ class Cluster:
         )
 
     def _await_devices(self) -> None:
-        """Wait for free devices: those of an earlier driver become free some time after its end. Raises: EngineError if too few."""
+        """Wait for free devices: an earlier driver's devices become free some time after it ends. Raises: EngineError if there are too
+        few."""
         resource = get_platform().ray_resource_name()
         for _ in range(_LOOKS):
             free = available_resources_per_node()
@@ -131,21 +133,21 @@ class Cluster:
         return [str(address) for address in self._replicas.get_addresses()]
 
     def keys(self) -> list[str]:
-        """The API key of each replica."""
+        """Return the API key of each replica."""
         return self._got([server.key.remote() for server in self._servers], self._silence_s)
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """The ranks' kind of device."""
+        """The kind of device that the ranks compute on."""
         return "cpu" if get_platform().device_name == "cpu" else "cuda"
 
     def check(self) -> None:
-        """Check that every part answers. Call only while the ranks are idle."""
+        """Check that every rank and replica answers. Call it only while the ranks are idle."""
         self.check_replicas()
         self._got(self._ranks.alive(), self._silence_s)
 
     def check_replicas(self) -> None:
-        """Check that every replica answers, including its sampling processes. Do not call during a change of weights."""
+        """Check that every replica answers, including its sampling processes. Do not call it during a change of weights."""
         self._got([server.alive.remote() for server in self._servers], self._silence_s)
 
     @cached_property
@@ -160,15 +162,16 @@ class Cluster:
         return self._got([getattr(worker, method).remote(*values) for worker in workers])
 
     def save_checkpoint(self, folder: Path) -> None:
-        """Every rank writes its part into the folder. Raises also: OSError, of a rank's own."""
+        """Make every rank write its part into the folder. Also raises the OSError of a rank."""
         self._over_files("save_checkpoint", folder)
 
     def load_checkpoint(self, folder: Path) -> None:
-        """Every rank reads its part. Raises also: OSError, of a rank's own."""
+        """Make every rank read its part. Also raises the OSError of a rank."""
         self._over_files("load_checkpoint", folder)
 
     def take_over(self, folder: Path) -> None:
-        """Every rank reads its share of what others wrote: another number of ranks, or the local engine. Raises also: OSError."""
+        """Make every rank read its share of a checkpoint from the local engine or another number of ranks. Also raises the OSError of a
+        rank."""
         self._over_files("take_over", folder)
 
     def _over_files(self, method: str, folder: Path) -> None:
@@ -195,8 +198,10 @@ class Cluster:
 
     @contextmanager
     def replicas_asleep(self) -> Iterator[None]:
-        """Within the block, only the ranks use the devices' memory. Calls wait, and continue where they were. Replicas of a cluster that
-        is lost sleep on until they are ended: its ranks may answer nothing any more."""
+        """Within the block, only the ranks use the devices' memory. Calls wait, and continue where they stopped.
+
+        If the cluster is lost, its replicas stay asleep until they are ended, because its ranks may no longer answer.
+        """
         self._got([server.fall_asleep.remote() for server in self._servers])
         lost = False
         try:
@@ -210,18 +215,19 @@ class Cluster:
                 self._got([server.wake_up.remote() for server in self._servers])
 
     def send_weights(self, step: int) -> str:
-        """Send weights from ranks to replicas; return their digest. Nobody may sample from weights that arrived changed."""
+        """Send weights from ranks to replicas; return their digest. Raises: ClusterLost if they arrived changed, so that nothing
+        samples from them."""
         sent = self._got(self._ranks.send_weights(step, secrets.token_hex(8)))
         received = self._got([server.forget.remote() for server in self._servers])
         if len({*sent, *received}) != 1:
-            raise ClusterLost(f"the weights of step {step} did not reach the replicas as they were trained")
+            raise ClusterLost(f"the weights of step {step} changed on their way to the replicas")
         return str(sent[0])
 
     def go_on(self) -> None:
         self._got([server.go_on.remote() for server in self._servers])
 
     def _got(self, references: Sequence[Any], limit_s: float | None = None) -> list[Any]:
-        """limit_s None: the control process has one for what it asked, and ends the driver."""
+        """Wait for Ray's answers. `limit_s` None: the control process limits its own request, and ends the driver."""
         with _naming("a part of the cluster"):
             try:
                 return list(ray.get(list(references), timeout=limit_s))
@@ -235,7 +241,7 @@ class Cluster:
 
 @contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Name Ray's errors. Raises: OutOfMemory with the rank's own words, else ClusterLost."""
+    """Turn Ray's errors into ours. Raises: OutOfMemory with the rank's own message, else ClusterLost."""
     try:
         yield
     except RayError as error:

@@ -1,4 +1,4 @@
-"""Work that all ranks do at once and that fails on all of them where it fails on one. Knows torch's groups, nothing of verl."""
+"""Work that all ranks do together, and that fails on all of them if it fails on one. Knows torch's groups, nothing of verl."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ import torch.distributed
 from swarm.engine.training.session import is_out_of_memory
 
 _WRITER = "inline_container"
-"""Where torch's C++ writes a file: so it says that a disk is full, in place of the system's own error."""
+"""Where torch's C++ writes a file. Its errors name it when a disk is full, instead of giving the system's own error."""
 
 
 def on_all_or_none(work: Callable[[], object]) -> None:
-    """Do it on every rank, each for itself, and wait for all.
+    """Run `work` on every rank, each on its own, and wait for all ranks.
 
-    Barriers within it are left out: the ranks would wait there for one that failed. No other exchange between ranks may be in it.
-
-    Raises: OSError, torch.OutOfMemoryError or RuntimeError, on every rank, by the reason of the first one that failed.
+    Barriers within it are skipped: the ranks would wait there for a rank that failed. It must have no other exchange between ranks.
+    Raises: OSError, torch.OutOfMemoryError or RuntimeError on every rank, with the reason of the first rank that failed.
     """
     failed: Exception | None = None
     try:
         with _waiting_for_none():
             work()
-    except Exception as error:  # noqa: BLE001  # the others wait for this rank, whatever it met
+    except Exception as error:  # noqa: BLE001  # the others wait for this rank, whatever its error
         failed = error
     outcomes: list[tuple[int | None, str, str | None] | None] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(outcomes, failed and _described(failed))
@@ -42,7 +41,7 @@ def on_all_or_none(work: Callable[[], object]) -> None:
 
 @contextmanager
 def _waiting_for_none() -> Iterator[None]:
-    """Barriers do nothing. verl's stand in the midst of its writing, and take no word for it."""
+    """Make barriers do nothing. verl calls them in the middle of its writing, with no option to leave them out."""
     torch_distributed: Any = torch.distributed
     barrier = torch_distributed.barrier
     torch_distributed.barrier = lambda *_, **__: None
@@ -53,7 +52,7 @@ def _waiting_for_none() -> Iterator[None]:
 
 
 def _described(error: Exception) -> tuple[int | None, str, str | None]:
-    """The system's number of it, the words, the file; as every rank can read them."""
+    """Return the error's number, message and file, in a form that every rank can read."""
     if isinstance(error, OSError):
         file = None if error.filename is None else str(error.filename)
         return error.errno or 0, error.strerror or str(error), file

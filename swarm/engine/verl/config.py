@@ -1,4 +1,4 @@
-"""verl's own configuration, from our settings. The defaults are verl's (its `ppo_trainer` file)."""
+"""verl's own configuration, made from our settings. Other values keep the defaults of verl's `ppo_trainer` file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NARROW = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 def verl_config(settings: VerlSettings) -> Any:
-    """Everything that verl's workers and replicas read."""
+    """Return everything that verl's workers and replicas read."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer")
     OmegaConf.set_struct(config, False)
@@ -34,27 +34,28 @@ def verl_config(settings: VerlSettings) -> Any:
 
 
 def on_cpu() -> bool:
-    """Whether verl's platform, which its plugin hook chooses, computes on the CPU."""
+    """Return whether verl's platform, which its plugin hook chooses, computes on the CPU."""
     return bool(get_platform().device_name == "cpu")
 
 
 def packed(settings: VerlSettings) -> bool:
-    """Whether rows lie one behind the other in a rank's memory, else side by side and padded.
+    """Return whether rows are packed one after another in a rank's memory, instead of side by side with padding.
 
-    Flash attention does the former: where it is installed, and in bfloat16, the only type of ours that it computes in.
+    Flash attention packs them. It is used if it is installed and the dtype is bfloat16, the only one of our dtypes that it supports.
     """
     return settings.dtype == "bfloat16" and importlib.util.find_spec("flash_attn") is not None
 
 
 def configured_adapters(model: Any) -> LoraSpec | None:
-    """The adapters of verl's configuration of a model; None: all weights are trained."""
+    """Return the adapters in verl's configuration of a model; None: all weights are trained."""
     if not model.lora_rank:
         return None
     return LoraSpec(rank=model.lora_rank, alpha=model.lora["alpha"], targets=tuple(model.target_modules))
 
 
 def _lora(adapters: LoraSpec | None) -> dict[str, Any]:
-    """verl's `lora_alpha` is a whole number. The true one stands beside it, and the ranks put it into force."""
+    """Return verl's adapter settings. Its `lora_alpha` is a whole number, so the exact alpha is stored beside it and the ranks apply
+    that."""
     if adapters is None:
         return {}
     return {
@@ -78,7 +79,7 @@ def _model(settings: VerlSettings) -> dict[str, Any]:
 
 
 def _engine(settings: VerlSettings) -> dict[str, Any]:
-    """Entropies are computed again for the backward pass: most runs only look at them, and have none."""
+    """Return verl's FSDP settings. Entropies are computed again for the backward pass, because most runs only measure them."""
     narrow = _NARROW[settings.dtype]
     return {
         "strategy": "fsdp2",
@@ -93,7 +94,7 @@ def _engine(settings: VerlSettings) -> dict[str, Any]:
 
 
 def _actor(settings: VerlSettings) -> dict[str, Any]:
-    """The learning rate here is never used: each step brings its own."""
+    """Return verl's actor settings. The learning rate here is never used, because each step sets its own."""
     return {
         "strategy": "fsdp2",
         "fsdp_config": _engine(settings),
@@ -111,7 +112,7 @@ def _actor(settings: VerlSettings) -> dict[str, Any]:
 
 
 def _rollout(settings: VerlSettings) -> dict[str, Any]:
-    """`free_cache_engine` off: whether replicas sleep while the ranks train is ours to say, and not in verl's order of things."""
+    """Return verl's rollout settings. `free_cache_engine` is off because we, not verl, decide when replicas sleep."""
     return {
         "name": "vllm",
         "n_gpus_per_node": settings.ranks_per_node,
@@ -138,7 +139,7 @@ def _rollout(settings: VerlSettings) -> dict[str, Any]:
 
 
 def _vllm(settings: VerlSettings) -> dict[str, Any]:
-    """Flags of vLLM's own server, beside those that verl sets."""
+    """Return flags of vLLM's own server, besides those that verl sets."""
     return {
         "served_model_name": settings.model_name,
         "generation_config": "vllm",

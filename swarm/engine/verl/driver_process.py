@@ -1,9 +1,9 @@
-"""The driver: a process that holds the Ray cluster's ranks and replicas, and does what the control process asks over a socket.
+"""The driver: a process that holds the Ray cluster's ranks and replicas, and carries out requests of the control process.
 
     python -m swarm.engine.verl.driver_process --settings JSON --fingerprint SHA256 --socket FD
 
-What it cannot answer ends it, and so does a rank or a replica that died: the control process sees the socket close and
-starts it anew. Its log has the reason.
+Requests come through a socket. Errors that it cannot report end it, and so does the death of a rank or a replica: the control
+process sees the socket close and restarts the driver. The driver's log has the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until the socket is closed."""
+    """Answer requests until the socket is closed."""
     parser = argparse.ArgumentParser(prog="swarm.engine.verl.driver_process", allow_abbrev=False)
     parser.add_argument("--settings", type=VerlSettings.model_validate_json, required=True)
     parser.add_argument("--fingerprint", required=True)
@@ -71,7 +71,7 @@ def _serve(settings: VerlSettings, fingerprint: str, connection: socket.socket) 
 
 
 def _next_request(connection: socket.socket, cluster: Cluster) -> Request | None:
-    """The next request; None when the other side is gone. While there is none, the cluster's parts are asked for a sign of life.
+    """Return the next request; None if the other side is gone. While waiting, check that all ranks and replicas are alive.
 
     Raises: ClusterLost.
     """
@@ -81,7 +81,7 @@ def _next_request(connection: socket.socket, cluster: Cluster) -> Request | None
 
 
 def _look(check: Callable[[], None]) -> None:
-    """Raises: ClusterLost. Ends the process, without a word to those who hang, when a part does not answer."""
+    """Run the check. If a rank or replica does not answer, end this process immediately. Raises: ClusterLost."""
     from swarm.engine.verl.cluster import ClusterHung
 
     try:
@@ -97,7 +97,8 @@ def _end_hung(error: Exception) -> NoReturn:
 
 @contextmanager
 def _replicas_watched(cluster: Cluster, request: Request) -> Iterator[None]:
-    """While the ranks work, replicas go on sampling, and are asked for a sign of life. A change of weights has a limit of its own."""
+    """Check that replicas are alive while the ranks work, because replicas continue to sample. A change of weights has its own
+    limit."""
     if isinstance(request.command, Publish | Resume):
         yield
         return
@@ -117,9 +118,9 @@ def _replicas_watched(cluster: Cluster, request: Request) -> Iterator[None]:
 
 
 def _pad_token(settings: VerlSettings) -> int:
-    """Any token will do, since attention never looks at padding; the model's own where it names one."""
+    """Return the model's padding token. If it names none, any token will do, because attention never looks at padding."""
     config = json.loads((settings.model_dir / "config.json").read_bytes())
-    return max(0, int(config.get("pad_token_id") or 0))  # some say -1 for none
+    return max(0, int(config.get("pad_token_id") or 0))  # some models say -1 for none
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The engine of a GPU node or a cluster of them: verl's ranks and replicas on Ray, behind one driver process.
+"""The engine for one GPU node or a cluster of nodes: verl's ranks and replicas on Ray, behind one driver process.
 
 Imports neither torch nor ray nor verl.
 """
@@ -57,7 +57,7 @@ _PACKAGES = ("verl", "ray", "tensordict", "hydra", "codetiming", "torchdata", "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerlLayout:
-    """What an operator chooses; the fields are those of `VerlSettings`, whose defaults apply to what is None."""
+    """What an operator chooses. The fields are those of `VerlSettings`, whose defaults replace None."""
 
     max_model_len: int | None = None
     ray_address: str | None = None
@@ -74,7 +74,7 @@ class VerlLayout:
     fused_kernels: FusedKernels | None = None
 
     def settings(self, model: ModelFolder) -> VerlSettings:
-        """Raises: EngineError when the layout does not add up, or the model cannot hold `max_model_len`."""
+        """Return the complete settings. Raises: EngineError if the layout is inconsistent, or the model cannot hold `max_model_len`."""
         served = VllmSettings(
             model_dir=model.path, model_name=model.name, log_path=Path(), max_model_len=self.max_model_len
         )
@@ -93,9 +93,9 @@ class VerlLayout:
 
 
 class VerlEngine:
-    """See `swarm.engine.seam.Engine`. logs: a directory for the driver's log.
+    """See `swarm.engine.seam.Engine`. `logs` is a directory for the driver's log.
 
-    Ranks and replicas live and die together: when one is lost, all are started anew, and the run is opened again.
+    Ranks and replicas live and die together: when one is lost, all are restarted, and the run is opened again.
     """
 
     def __init__(
@@ -173,10 +173,10 @@ class VerlEngine:
         return await self.driver.checkpoint(best)
 
     async def serve(self, version: WeightsVersion) -> None:
-        """Raises also: EngineError when the weights stand at another step, or did not arrive as they were trained."""
+        """See `Engine.serve`. Also raises EngineError if the weights are at another step, or arrive changed."""
         publication = asyncio.ensure_future(self._publish(version))
         publication.add_done_callback(take_exception)
-        await asyncio.shield(publication)  # who no longer waits for it does not leave sampling frozen
+        await asyncio.shield(publication)  # a caller that stops waiting does not leave sampling frozen
 
     async def _publish(self, version: WeightsVersion) -> None:
         async with self._publishing:
@@ -193,26 +193,29 @@ def _refuse_without_packages() -> None:
     lacking = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if lacking:
         raise EngineDown(
-            f"{', '.join(lacking)} not installed; `make verl` (requirements/verl.txt) brings what verl needs"
+            f"{', '.join(lacking)} not installed; `make verl` (requirements/verl.txt) installs what verl needs"
         )
 
 
 _IMPORTS_S = 300.0
-"""Of every process of the cluster, one after the other on a small machine; and until its groups have found each other."""
+"""Time limit, in seconds, for all processes of the cluster to import (one after another on a small machine), and for its groups to
+connect."""
 _FIRST_STEP_S = 60.0
-"""Groups of ranks meet, kernels are compiled."""
+"""Extra seconds for a first step, in which groups of ranks connect and kernels are compiled."""
 _NO_BLOCKS = (NO_BLOCKS, "is larger than the available KV cache memory")
-"""Messages of vLLM when a replica's share has too little left for keys and values: of any call, of the longest one."""
+"""vLLM's messages when a replica's share leaves too little for keys and values: of any call, or of the longest one."""
 _STOP_GRACE_S = 20.0
-"""Ray takes a while to end its actors on other nodes."""
+"""Seconds that a stop may take: Ray needs a while to end its actors on other nodes."""
 
 Found = Callable[[list[Place]], Awaitable[None]]
 
 
 class DriverHandle(TrainerHandle):
-    """When it does not answer in time, whichever part of its cluster hangs, it is ended with all of it.
+    """Handle for the driver.
 
-    on_places: hears where the replicas of a newly started driver are, before anyone hears that it is ready.
+    If the driver does not answer in time, it is ended with its whole cluster, whichever part hangs. `on_places` learns where the
+    replicas
+    of a newly started driver are, before subscribers learn that it is ready.
     """
 
     def __init__(
@@ -244,13 +247,14 @@ class DriverHandle(TrainerHandle):
         )
 
     async def open_run(self, run: RunContext, at_step: int | None) -> int:
-        """Starts the driver anew where the one that runs trains parameters of another shape. Raises: EngineDown, EngineError."""
+        """See `Engine.open_run`. Restarts the driver if it was started for parameters of another shape. Raises: EngineDown,
+        EngineError."""
         adapters = adapters_of(run.spec)
-        if adapters is not None:  # a driver started with unknown ones would end for good
+        if adapters is not None:  # a driver started with unknown targets would fail for good
             require_layers(adapters.targets, linear_layers(self._settings.model_dir))
         if adapters_shape(adapters) != adapters_shape(self._settings.adapters):
             self._settings = self._settings.model_copy(update={"adapters": adapters})
-            await self._supervisor.restart(failed=False)  # also one that still boots
+            await self._supervisor.restart(failed=False)  # also if it is still booting
         return await super().open_run(run, at_step)
 
     async def _greeted(self, greeting: Reply) -> None:
@@ -258,19 +262,20 @@ class DriverHandle(TrainerHandle):
         await self._on_places(greeting.places)
 
     def _out_of_memory(self, child: ChildProcess) -> str | None:
-        """Advice if ranks or replicas ran out of memory, which a restart would repeat. None: the driver ended for another reason."""
+        """Return advice if ranks or replicas ran out of memory, which a restart would repeat; None if the driver ended for another
+        reason."""
         no_blocks = child.said(*_NO_BLOCKS)
         if not no_blocks and not child.said(*OUT_OF_MEMORY):
             return None
         return f"ranks or replicas ran out of memory: {less_memory_at_start(self._settings, no_blocks=no_blocks)}"
 
     def _silent_s(self) -> float:
-        """How long a part of the cluster has given no sign of life when the driver ends for it."""
+        """Return how many seconds a rank or replica has been silent when the driver ends because of it."""
         return self._settings.silence_s(self._work.device) + LOOK_EVERY_S
 
     def _command(self, descriptor: int) -> ChildCommand:
         env = child_environment(os.environ) | ON_EVERY_NODE | {"RAY_USAGE_STATS_ENABLED": "0"}
-        del env["VLLM_SERVER_DEV_MODE"]  # replicas listen on the network: nobody there may call into their workers
+        del env["VLLM_SERVER_DEV_MODE"]  # replicas listen on the network: no one there may call into their workers
         argv = [
             *(sys.executable, "-m", "swarm.engine.verl.driver_process"),
             *("--settings", self._settings.model_dump_json(), "--fingerprint", self._fingerprint),
@@ -286,9 +291,9 @@ class _Replica:
 
 
 class ReplicaSampling(Sampler):
-    """The driver boots the replicas and changes their weights; this knows where they are and what they serve.
+    """Samples from the replicas. The driver boots them and changes their weights; this class knows where they are and what they serve.
 
-    known: whether it is known which weights are served; after a restart it is not, until a run is opened again.
+    `known` is whether the served weights are known; after a restart they are not, until a run is opened again.
     """
 
     def __init__(self, model_dir: Path, model_name: str) -> None:
@@ -297,14 +302,14 @@ class ReplicaSampling(Sampler):
         self.known = True
 
     async def found(self, places: list[Place]) -> None:
-        """Replicas were started: these take every call from now on."""
+        """Send all calls to these newly started replicas from now on."""
         again = bool(self._replicas) or not self.known
         await self.lost()
         self._replicas = [_Replica(VllmClient.at(place.address, place.key)) for place in places]
         self.known = not again
 
     async def lost(self) -> None:
-        """The replicas are gone."""
+        """Forget the replicas, which are gone."""
         gone, self._replicas = self._replicas, []
         if gone:
             self.known = False
@@ -312,21 +317,22 @@ class ReplicaSampling(Sampler):
             await replica.client.close()
 
     def changed(self, version: WeightsVersion, sampled_counts: dict[str, int]) -> None:
-        """The replicas have these weights now; what each request had sampled before, by vLLM's own id."""
+        """Record that the replicas serve these weights now. `sampled_counts` is what each request had sampled before, by vLLM's own
+        id."""
         self._spans.change(version, sampled_counts)
         self.known = True
 
     @contextmanager
     def _call(self) -> Iterator[CallInFlight]:
         if not self.known:
-            raise EngineDown("the replicas were started anew and do not serve the run's weights yet")
+            raise EngineDown("the replicas were restarted and do not serve the run's weights yet")
         with super()._call() as call:
             yield call
 
     @contextmanager
     def _server(self) -> Iterator[VllmClient]:
         if not self._replicas:
-            raise EngineDown("no replica is there; the engine is booting or has crashed")
+            raise EngineDown("there are no replicas; the engine is booting or has crashed")
         replica = min(self._replicas, key=lambda replica: replica.calls)
         replica.calls += 1
         try:

@@ -1,4 +1,4 @@
-"""One optimiser step on the ranks: from a batch to new weights and the outcome. Runs in the driver."""
+"""One optimizer step on the ranks: from a batch to new weights and the outcome. Runs in the driver."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ if TYPE_CHECKING:
 
 
 class Learner:
-    """half_way: a refused step had already moved the weights; they belong to no step and must be restored."""
+    """Makes optimizer steps on the ranks.
+
+    `half_way` says that a refused step had already moved the weights; these belong to no step and must be restored.
+    """
 
     def __init__(self, cluster: Cluster, clock: Clock, *, pad_token: int) -> None:
         self.half_way = False
@@ -55,7 +58,7 @@ class Learner:
         self._packed = packed(cluster.settings)
 
     def learn(self, batch: TrainBatch) -> StepOutcome:
-        """Make the step. Raises: TrainingRefused, ClusterLost."""
+        """Make the step and return its outcome. Raises: TrainingRefused, ClusterLost."""
         began, spec = self._clock.monotonic(), batch.spec
         self._cluster.all_ranks("seed", derived_seed(spec.seed, "step", batch.step))
         selection = select(batch)
@@ -91,7 +94,7 @@ class Learner:
         return seen
 
     def _made_ready(self, made: Sequence[Branch], rows: Sequence[Row], spec: RunSpec, seen: StepMetrics) -> Minibatch:
-        """A minibatch in its passes, with the log-probabilities that its loss compares with."""
+        """Build a minibatch from its passes, with the log-probabilities that its loss compares with."""
         seen.computed += sum(len(row.ids) for row in rows)
         part = Minibatch(calls=[(branch.call.call_id, len(branch.call.sampled_ids)) for branch in made])
         algorithm = algorithm_of(spec.algorithm)
@@ -109,13 +112,14 @@ class Learner:
         return part
 
     def _now(self, part: Minibatch) -> list[Tensor]:
-        """Log-probabilities of each pass's trained tokens under the current weights; as they were read, if these did not move."""
+        """Return the log-probabilities of each pass's trained tokens under the current weights; until these move, reuse those from
+        before the step."""
         if not self.half_way:
             return [trained(one, one, "old") for one in part.passes]
         return [trained(one, self._read("compute_log_prob", one), "log_probs") for one in part.passes]
 
     def _accumulate(self, batch: TensorDict, seen: StepMetrics) -> float:
-        """The gradient of one pass; returns its part of the minibatch's loss. Raises: TrainingRefused."""
+        """Accumulate the gradient of one pass; return the pass's part of the minibatch's loss. Raises: TrainingRefused."""
         answer = self._cluster.over_rows("forward_backward", batch.copy())
         reported = measured(answer)
         loss = float(reported["loss"])
@@ -140,7 +144,7 @@ class Learner:
         seen.change.add(WeightsChange(moved=moved, before=before))
 
     def _look(self, batch: TrainBatch) -> StepMetrics:
-        """Measure a step in which nothing is trained, on the calls that could have been."""
+        """Measure a step that trains nothing, on the calls that could have been trained."""
         seen = StepMetrics()
         made, names = [], []
         for episode in (episode for group in batch.groups for episode in group.episodes):
@@ -155,7 +159,7 @@ class Learner:
         return seen
 
     def _sample_kl(self, rows: Sequence[Row], spec: RunSpec, step: int, seen: StepMetrics) -> None:
-        """KL to the first weights on neighbouring rows, from a place drawn anew at each step."""
+        """Measure the KL to the initial weights on neighbouring rows, from a start that is random at each step."""
         chosen = kl_sample(rows, lambda row: int(sum(row.mask)), spec, step)
         for one in self._passes(chosen):
             now, start = (self._read(method, one) for method in ("compute_log_prob", "compute_start_log_prob"))
@@ -164,8 +168,9 @@ class Learner:
     def _passes(self, rows: Sequence[Row]) -> list[TensorDict]:
         """Split rows into passes over the ranks, with equally many rows per rank.
 
-        verl itself cuts rows that are packed; of rows that are padded it counts the tokens without their padding. Its fused kernels
-        know one temperature at a time.
+        verl itself splits packed rows; for padded rows, it counts tokens without the padding, so we split them. Its fused kernels
+        support
+        only one temperature at a time.
         """
         settings = self._cluster.settings
         fused = settings.fused_kernels is not None
@@ -181,7 +186,8 @@ class Learner:
         return made
 
     def _read(self, method: str, batch: TensorDict) -> TensorDict:
-        """Log-probabilities of the rows (under the current weights entropies, too), without gradients. method: which weights."""
+        """Return the rows' log-probabilities (under the current weights, entropies too), without gradients. `method` chooses the
+        weights."""
         asked = batch.copy()
         verl_tensors.assign_non_tensor(asked, compute_loss=False)
         return self._cluster.over_rows(method, asked)
@@ -189,9 +195,10 @@ class Learner:
 
 @dataclass(slots=True, kw_only=True)
 class Minibatch:
-    """The passes of one update. calls: id and size of each, in the order of the numbers that the column `call` has, from 1.
+    """The passes of one update.
 
-    entropies: of each pass's trained tokens before the step; none where they were not read.
+    calls: id and size of each call, in the order of the numbers in the column `call`, which begin at 1.
+    entropies: of each pass's trained tokens before the step; empty if they were not read.
     """
 
     calls: list[tuple[str, int]]
@@ -199,7 +206,8 @@ class Minibatch:
     entropies: list[Tensor] = field(default_factory=list)
 
     def take_prices(self, algorithm: Algorithm, episodes: Episodes, logps: Sequence[Tensor]) -> None:
-        """Set the facts that the algorithm computes over the whole update. logps: of each pass, under the current weights.
+        """Set the facts that the algorithm computes over the whole update. `logps` has each pass's log-probabilities under the current
+        weights.
 
         Raises: TrainingRefused.
         """
@@ -214,7 +222,7 @@ class Minibatch:
             self._take(name.removesuffix("_U"), value_N, place_N)
 
     def notes(self) -> dict[str, CallNotes]:
-        """Input of `selection.credit`, by call: log-probability and entropy of each token before the step."""
+        """Return the input of `selection.credit`, by call: log-probability and entropy of each token before the step."""
         place_N = self._places()
         logps, entropies = (
             torch.cat(values)[place_N].split_with_sizes([size for _, size in self.calls])
@@ -226,12 +234,12 @@ class Minibatch:
         }
 
     def take_credit(self, credits: Mapping[str, Credit]) -> None:
-        """Advantages, token by token."""
+        """Set the advantage of each token."""
         earned = [value for name, _ in self.calls for value in credits[name].advantages]
         self._take("advantage", torch.tensor(earned), self._places())
 
     def _places(self) -> Tensor:
-        """Index of each token (calls concatenated) among the trained tokens of the passes."""
+        """Return the index of each token (calls concatenated) among the trained tokens of the passes."""
         return torch.argsort(torch.cat([trained(one, one, "call") for one in self.passes]), stable=True)
 
     def _take(self, name: str, value_N: Tensor, place_N: Tensor) -> None:
@@ -243,7 +251,7 @@ class Minibatch:
 
 
 def _give_credit(batch: TrainBatch, ready: Sequence[Minibatch]) -> None:
-    """Advantages token by token, compared over all minibatches."""
+    """Set token-level advantages, computed over all minibatches."""
     notes: dict[str, CallNotes] = {}
     for part in ready:
         notes |= part.notes()
@@ -259,17 +267,17 @@ def branches_and_rows(episodes: Sequence[TrainedEpisode], spec: RunSpec) -> tupl
 
 
 def _uses(batch: TensorDict) -> int:
-    """How many tokens are trained."""
+    """Return how many tokens are trained."""
     return int(sum(float(row.sum()) for row in batch["loss_mask"].unbind()))
 
 
 def _facts(batch: TensorDict, answer: TensorDict) -> tuple[Tensor, Tensor, TokenFacts]:
-    """logp_U, entropy_U and the facts of the trained tokens."""
+    """Return logp_U, entropy_U and the facts of the trained tokens."""
     return trained(batch, answer, "log_probs"), trained(batch, answer, "entropy"), facts_of(batch)
 
 
 def facts_of(batch: TensorDict) -> TokenFacts:
-    """Facts of a batch's trained tokens from its columns, in row order."""
+    """Return the facts of a batch's trained tokens from its columns, in row order."""
     known = {f"{name}_U": trained(batch, batch, name) for name in (*COLUMNS, "old", "start") if name in batch.keys()}  # noqa: SIM118  not a mapping
     return TokenFacts(**known)
 
@@ -279,7 +287,7 @@ def _add_trained(seen: StepMetrics, batch: TensorDict, answer: TensorDict) -> No
 
 
 def _total(reported: object) -> float:
-    """The sum over ranks and micro-batches, however deep verl nests their lists."""
+    """Return the sum over ranks and micro-batches, however deeply verl nests their lists."""
     if isinstance(reported, list | tuple):
         return sum(_total(part) for part in reported)
     return float(reported)  # type: ignore[arg-type]
@@ -293,14 +301,17 @@ def jagged(columns: Sequence[Tensor]) -> Tensor:
 
 
 def balanced(rows: Sequence[Row], ranks: int) -> list[Row]:
-    """Reorder rows so that each rank's equal share takes about equally long, by verl's own cost estimate."""
+    """Reorder rows so that each rank's equal share takes about the same time, by verl's own cost estimate."""
     work = calculate_workload(torch.tensor([len(row.ids) for row in rows])).tolist()
     parts = get_seqlen_balanced_partitions(work, ranks, equal_size=True)
     return [rows[index] for part in parts for index in part]
 
 
 def tensors_of(rows: Sequence[Row], *, pad_token: int, one_temperature: bool = False) -> TensorDict:
-    """A batch for verl's workers. Later columns (old, start) are added with `with_column`. one_temperature: as a number, not by row."""
+    """Build a batch for verl's workers. Later columns (old, start) are added with `with_column`.
+
+    `one_temperature` passes the temperature as one number instead of one per row.
+    """
     columns = {
         "input_ids": jagged([torch.tensor(row.ids) for row in rows]),
         "position_ids": jagged([torch.arange(len(row.ids)) for row in rows]),
@@ -319,14 +330,14 @@ def tensors_of(rows: Sequence[Row], *, pad_token: int, one_temperature: bool = F
 
 
 def with_column(batch: TensorDict, name: str, answer: TensorDict) -> TensorDict:
-    """The batch with what the ranks said of its tokens (their log-probabilities) as a further column."""
+    """Return the batch with the log-probabilities from the ranks' answer as a further column."""
     made = batch.copy()
     made[name] = jagged([row.detach().float() for row in answer["log_probs"].unbind()])
     return made
 
 
 def with_values(batch: TensorDict, name: str, value_U: Tensor) -> TensorDict:
-    """The batch with a further column, 0 where a token is not trained. value_U: in the order of the rows."""
+    """Return the batch with a further column, 0 where a token is not trained. `value_U` is in row order."""
     rest, columns = value_U.float(), []
     for row in batch["loss_mask"].unbind():
         column, uses = torch.zeros(len(row)), row > 0
@@ -340,13 +351,14 @@ def with_values(batch: TensorDict, name: str, value_U: Tensor) -> TensorDict:
 
 
 def trained(batch: TensorDict, answer: TensorDict, name: str) -> Tensor:
-    """A column of an answer at the trained tokens, in the order of the rows."""
+    """Return a column of an answer at the trained tokens, in row order."""
     mask = torch.cat([row > 0 for row in batch["loss_mask"].unbind()])
     return torch.cat([row.detach().float() for row in answer[name].unbind()])[mask]
 
 
 def measured(answer: TensorDict) -> dict[str, Any]:
-    """What the ranks measured over all of them: the same from each, but joined row by row where they also report on themselves."""
+    """Return what the ranks measured together. All ranks report the same; if they also report on themselves, verl joins the reports in
+    a list."""
     reported = verl_tensors.get(answer, "metrics")
     first: dict[str, Any] = reported[0] if isinstance(reported, list) else reported
     return first

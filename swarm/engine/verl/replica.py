@@ -1,6 +1,6 @@
-"""verl's vLLM replicas, with what it takes to change weights under calls in flight: freeze, count, go on.
+"""verl's vLLM replicas, extended so that weights can change while calls are in flight: freeze, count, continue.
 
-verl itself aborts them. Runs in the driver and in Ray's actors.
+verl itself aborts the calls. Runs in the driver and in Ray's actors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MIDDLEWARE = "swarm.engine.verl.replica.KeyRequired"
 
 
 def require_key(key: str, args: argparse.Namespace) -> None:
-    """Have vLLM's server, built with these arguments, refuse whoever lacks the key."""
+    """Make vLLM's server, built with these arguments, refuse requests without the key."""
     args.api_key = [key]
     args.middleware = [*args.middleware, _MIDDLEWARE]
 
@@ -41,13 +41,13 @@ class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
     engine: Any
 
     async def run_server(self, args: argparse.Namespace) -> None:
-        """Serve with a key made here, which stands in no log, no environment and no command line."""
+        """Serve with a key made here, which appears in no log, environment or command line."""
         self._key = secrets.token_urlsafe(32)
         require_key(self._key, args)
         await super().run_server(args)
 
     async def launch_server(self, *args: Any, **fields: Any) -> None:
-        """Start serving; where adapters are trained, with ones that change nothing, under the model's name."""
+        """Start serving. If adapters are trained, serve adapters that change nothing, under the model's name."""
         with tempfile.TemporaryDirectory(prefix="swarm-adapter-") as folder:
             self._blank = Path(folder)
             await super().launch_server(*args, **fields)
@@ -68,28 +68,28 @@ class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
         return self._key
 
     async def alive(self) -> None:
-        """Raises when vLLM's engine died under the actor, and does not answer while a process of it hangs."""
+        """Raise if vLLM's engine died under the actor. While one of the engine's processes hangs, this call does not return."""
         await self.engine.check_health()
         await self.engine.collective_rpc(method="sampled_counts")
 
     async def freeze(self) -> dict[str, int]:
-        """Stop every request where it is; new ones wait. Returns how many tokens each has sampled, by vLLM's own id."""
+        """Stop every request where it is; new requests wait. Returns how many tokens each request has sampled, by vLLM's own id."""
         await self.engine.pause_generation(mode="keep", clear_cache=False)
         counts: list[dict[str, int]] = await self.engine.collective_rpc(method="sampled_counts")
         return counts[0]
 
     async def fall_asleep(self) -> None:
-        """Stop every request where it is, drop keys and values, and give up the device's memory; a processor's is kept."""
+        """Stop every request where it is, drop keys and values, and release the device's memory; on a CPU, memory is kept."""
         await self.engine.sleep(level=1, mode="keep")
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Undo it; requests compute their keys and values anew."""
+        """Undo `fall_asleep`; requests recompute their keys and values."""
         await self.engine.wake_up(tags=tags)
 
     async def forget(self) -> str:
-        """Drop keys and values of the old weights, also of frozen requests; returns the digest of the new weights.
+        """Drop keys and values of the old weights, including those of frozen requests; return the digest of the new weights.
 
-        Raises: RuntimeError when vLLM kept some, or its workers received different weights.
+        Raises: RuntimeError if vLLM kept any of them, or its workers received different weights.
         """
         if not await self.engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM kept keys and values of the old weights")
@@ -99,7 +99,7 @@ class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
         return digests.pop()
 
     async def clear_kv_cache(self) -> None:
-        """verl calls this at the end of a transfer; `forget` does it, for frozen requests too."""
+        """No-op. verl calls this at the end of a transfer, but `forget` does it, for frozen requests too."""
 
     async def go_on(self) -> None:
         await self.engine.resume_generation()
@@ -108,12 +108,12 @@ class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
         return _EXTENSION
 
     def _get_override_generation_config(self) -> dict[str, Any]:
-        """None: a request says how it is sampled."""
+        """Return no overrides: each request says how it is sampled."""
         return {}
 
 
 def _one_blank_layer(model_dir: Path, adapters: LoraSpec) -> dict[str, Tensor]:
-    """Adapters of one layer that add nothing: vLLM does not start with none at all."""
+    """Return adapters of one layer that add nothing, because vLLM does not start without any."""
     shapes = layer_shapes(model_dir)
     name, (outputs, inputs) = next(
         (name, shape) for name, shape in shapes.items() if name.rpartition(".")[2] in adapters.targets
@@ -136,7 +136,7 @@ class Replicas(LLMServerManager):  # type: ignore[misc]
     rollout_replica_class = Replica
 
     async def _init_global_load_balancer(self) -> None:
-        """None: the control process chooses the replica of each call."""
+        """No-op: the control process chooses the replica for each call."""
 
 
 Message = MutableMapping[str, Any]
@@ -150,9 +150,9 @@ _POLICY_VIOLATION = 1008
 
 
 class KeyRequired:
-    """ASGI middleware: every path but `/health` and `/version` asks for a key of the server's own, whatever the method.
+    """ASGI middleware: every path except `/health` and `/version` requires one of the server's keys, whatever the method.
 
-    The keys are where vLLM keeps them, in the arguments that its application was built with.
+    The keys are where vLLM keeps them: in the arguments that its application was built with.
     """
 
     def __init__(self, app: Application) -> None:

@@ -1,6 +1,6 @@
-"""Whether nodes have the resources for ranks and replicas, and what helps where memory ran out. Pure; knows neither Ray nor verl.
+"""Checks whether nodes have the resources for ranks and replicas, and says what helps when memory runs out.
 
-Without this, missing resources would show as a hang of Ray or as a CUDA error deep in a log.
+Without these checks, missing resources would show as a hang of Ray or as a CUDA error deep in a log. Knows neither Ray nor verl.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from swarm.engine.seam import EngineError
 from swarm.engine.verl.settings import VerlSettings
 
 BUCKET_BYTES = 512 << 20
-"""Weights go over in parts of this size, in memory that both sides share."""
+"""Weights are transferred in parts of this many bytes, in memory that both sides share."""
 _SHARED_BYTES = 64 << 20
-"""Shared memory of a rank whose weights go to its replica on the device: NCCL's buffers and vLLM's queues."""
+"""Shared memory of a rank that sends its weights to its replica on the device: NCCL's buffers and vLLM's queues."""
 _WEIGHT_BYTES = 4
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Resources that one rank finds. device_total_bytes: 0 if the device is a CPU."""
+    """Resources that one rank finds. `device_total_bytes` is 0 if the device is a CPU."""
 
     node: str
     shared_bytes: int
@@ -32,7 +32,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Devices:
-    """How many devices of a node are free, of how many."""
+    """How many devices a node has (`there`), and how many of them are free."""
 
     node: str
     free: int
@@ -40,21 +40,22 @@ class Devices:
 
 
 def lacking_devices(settings: VerlSettings, found: Sequence[Devices]) -> str | None:
-    """Why these ranks cannot be placed on the nodes; None: they can."""
+    """Return why these ranks cannot be placed on the nodes, or None if they can."""
     enough = [one for one in found if one.free >= settings.ranks_per_node]
     if len(enough) >= settings.nodes:
         return None
     listed = ", ".join(f"{one.node} {one.free} of {one.there}" for one in sorted(found)) or "none at all"
     return (
-        f"{settings.nodes} node(s) with {settings.ranks_per_node} free device(s) were asked for, and the Ray cluster has {len(enough)} "
+        f"{settings.nodes} node(s) with {settings.ranks_per_node} free device(s) are needed, but the Ray cluster has {len(enough)} "
         f"(free: {listed}); end what uses the others (`ray status`), start more nodes, or lower --verl-nodes or --verl-ranks"
     )
 
 
 def require_room(settings: VerlSettings, found: Sequence[Room], *, over_devices: bool) -> None:
-    """found: by each rank. over_devices: weights go from a rank to its replica without the machine's memory.
+    """Check that every rank has enough memory. `found` is what each rank finds.
 
-    Raises: EngineError where there is too little, with what to do.
+    `over_devices` says that weights go from a rank to its replica without passing through host memory.
+    Raises: EngineError with advice if there is too little.
     """
     shared = settings.ranks_per_node * (_SHARED_BYTES if over_devices else BUCKET_BYTES)
     weights = (
@@ -63,20 +64,20 @@ def require_room(settings: VerlSettings, found: Sequence[Room], *, over_devices:
     for room in found:
         if room.shared_bytes < shared:
             raise EngineError(
-                f"/dev/shm of {room.node} has {room.shared_bytes // _MIB} MiB free, and {settings.ranks_per_node} rank(s) need "
+                f"/dev/shm of {room.node} has {room.shared_bytes // _MIB} MiB free, but {settings.ranks_per_node} rank(s) need "
                 f"{shared // _MIB} MiB of it: make it larger (docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm)"
             )
         needed = settings.sampling_memory * room.device_total_bytes + weights
         if room.device_total_bytes and room.device_bytes < needed:
             raise EngineError(
-                f"a device of {room.node} has {room.device_bytes / GIB:.1f} of {room.device_total_bytes / GIB:.1f} GiB free, and a replica's "
-                f"share with a rank's weights takes {needed / GIB:.1f} GiB: end what uses it (`nvidia-smi`), lower "
+                f"a device of {room.node} has {room.device_bytes / GIB:.1f} of {room.device_total_bytes / GIB:.1f} GiB free, but a replica's "
+                f"share with a rank's weights needs {needed / GIB:.1f} GiB: end what uses it (`nvidia-smi`), lower "
                 "--verl-sampling-memory, or add --verl-offload parameters"
             )
 
 
 def less_memory(settings: VerlSettings) -> str:
-    """What to do about a rank that ran out of memory in a run."""
+    """Return advice for a rank that ran out of memory in a run."""
     options = [] if settings.sleep else ["serve with --enable-sleep-mode"]
     options += [f"lower {_share(settings)}", *_offload(settings)]
     if settings.tokens_per_rank > settings.max_model_len:
@@ -91,7 +92,7 @@ def less_memory(settings: VerlSettings) -> str:
 
 
 def less_memory_at_start(settings: VerlSettings, *, no_blocks: bool) -> str:
-    """What to do about a cluster that ran out of memory while it was starting. no_blocks: replicas have none for keys and values."""
+    """Return advice for a cluster that ran out of memory while starting. `no_blocks`: the replicas have none for keys and values."""
     if no_blocks:
         options = [f"raise {_share(settings)}", "raise --verl-tensor-parallel", "lower --max-model-len"]
     else:
@@ -103,7 +104,7 @@ _MORE_CARDS = "use more cards (--verl-ranks, --verl-nodes)"
 
 
 def _share(settings: VerlSettings) -> str:
-    """The option that divides a device between its replica and its rank."""
+    """Return the option that divides a device between its replica and its rank."""
     if settings.kv_cache_bytes is not None:
         return f"--verl-kv-cache-gib ({settings.kv_cache_bytes / GIB:.1f} now)"
     return f"--verl-sampling-memory ({settings.sampling_memory:g} now)"

@@ -1,4 +1,4 @@
-"""The run that is open in the driver, on its cluster of ranks."""
+"""The open run in the driver, on its cluster of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from swarm.protocol.runspec import LoraSpec, RunSpec
 
 
 class VerlSession(TrainingSession[Checkpoint]):
-    """Weights and moments lie in the ranks, split over them."""
+    """A session whose weights and moments are split over the ranks."""
 
     def __init__(self, cluster: Cluster, fingerprint: str, clock: Clock, *, pad_token: int) -> None:
         super().__init__(Learner(cluster, clock, pad_token=pad_token), fingerprint)
@@ -48,15 +48,15 @@ class VerlSession(TrainingSession[Checkpoint]):
         return super().carry_out(command)
 
     def train(self, batch: TrainBatch) -> StepOutcome:
-        """See `Engine.train`; the replicas sleep meanwhile where they are meant to."""
+        """See `Engine.train`. If the settings say so, the replicas sleep during the step."""
         with self._cluster.replicas_asleep() if self._cluster.settings.sleep else nullcontext():
             return super().train(batch)
 
     def publish(self, step: int) -> tuple[dict[str, int], str | None]:
-        """Freeze sampling and bring the weights into the replicas.
+        """Freeze sampling and load the weights into the replicas.
 
-        Returns: what each request had sampled until then, and the digest of the weights; None where the replicas had them already.
-        Raises: EngineError when the weights stand at another step.
+        Returns what each request had sampled until then, and the digest of the weights, which is None if the replicas already had them.
+        Raises: EngineError if the weights are at another step.
         """
         self._open()
         if step != self._step:
@@ -69,9 +69,9 @@ class VerlSession(TrainingSession[Checkpoint]):
 
     def _require_supported(self, spec: RunSpec) -> None:
         if adapters_shape(spec.parameters) != adapters_shape(self._cluster.settings.adapters):
-            raise EngineError(f"these ranks were not started for parameters = {spec.parameters!r}; open the run anew")
+            raise EngineError(f"these ranks were not started for parameters = {spec.parameters!r}; open the run again")
         if spec.optimizer.name != "adamw":
-            raise EngineError("the verl engine steps with AdamW alone: set optimizer.name to 'adamw'")
+            raise EngineError("the verl engine supports only AdamW: set optimizer.name to 'adamw'")
         refuse_unknown_terms(spec.algorithm)
         dtype = self._cluster.settings.dtype
         if spec.dtype != dtype:
@@ -92,9 +92,9 @@ class VerlSession(TrainingSession[Checkpoint]):
         own = ranks_of(wanted.directory, found.state.step) == cluster.settings.ranks
         try:
             (cluster.load_checkpoint if own else cluster.take_over)(folder)
-        except OSError as error:  # the driver could read it just now
+        except OSError as error:  # the driver has just read it
             raise EngineError(
-                f"a rank cannot read its part of {folder}: {error}; the state directory must lie on a file system that "
+                f"a rank cannot read its part of {folder}: {error}; the state directory must be on a file system that "
                 "every node of the Ray cluster mounts under the same path"
             ) from error
 

@@ -1,7 +1,7 @@
-"""Merged timelines: the calls of an episode that continue one another, as one row each. Pure; knows no tensors.
+"""Merged timelines: calls of an episode that continue one another share one row. Pure; knows no tensors.
 
-Where a call's prompt begins with all of an earlier call (its prompt and what it sampled), both stand in one row, and the row's
-mask holds what each of them sampled. Rows never reach over episodes, agents' forks or temperatures. Prefixes that several
+If a call's prompt begins with all of an earlier call (its prompt and what it sampled), both are in one row, and the row's
+mask marks what each of them sampled. A row never spans several episodes, forks of an agent, or temperatures. Prefixes that several
 rows share are computed in each of them: the tree of the local engine is not available here.
 """
 
@@ -16,10 +16,10 @@ from swarm.engine.tree import Branch, check_provenance
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """Token ids, and per token what the loss knows of it; `weight` 0 where a token is no use of any call.
+    """Token ids, and for each token the facts that its loss needs. `weight` is 0 for tokens that no call sampled.
 
-    uses: (index of the branch, position of its first sampled token in the row), in order. call: which branch sampled the token, as its
-    index + 1; 0 for tokens that no branch sampled.
+    uses: (index of the branch, position of its first sampled token in the row), in order.
+    call: index + 1 of the branch that sampled the token; 0 for tokens that no branch sampled.
     """
 
     temperature: float
@@ -33,12 +33,12 @@ class Row:
     uses: list[tuple[int, int]] = field(default_factory=list)
 
     def continues(self, branch: Branch) -> bool:
-        """Whether this branch's prompt begins with the whole row."""
+        """Return whether this branch's prompt begins with the whole row."""
         prompt = branch.call.prompt_ids
         return branch.call.temperature == self.temperature and prompt[: len(self.ids)] == self.ids
 
     def append(self, index: int, branch: Branch) -> None:
-        """What the branch saw beyond the row, then what it sampled."""
+        """Append what the branch saw beyond the row, then what it sampled."""
         call = branch.call
         self._pass(call.prompt_ids[len(self.ids) :])
         self.uses.append((index, len(self.ids)))
@@ -59,9 +59,9 @@ class Row:
 
 
 def merged(branches: Sequence[Branch], episodes: Sequence[str]) -> list[Row]:
-    """The rows of these branches; `episodes` names the episode of each.
+    """Return the rows of these branches; `episodes` names the episode of each branch.
 
-    Raises: TrainingRefused when a call lacks provenance, or stands in the batch twice.
+    Raises: TrainingRefused if a call lacks provenance, or is in the batch twice.
     """
     seen: set[str] = set()
     open_rows: dict[str, list[Row]] = {}
@@ -70,7 +70,7 @@ def merged(branches: Sequence[Branch], episodes: Sequence[str]) -> list[Row]:
         branch = branches[index]
         check_provenance(branch.call)
         if branch.call.call_id in seen:
-            raise TrainingRefused(f"call {branch.call.call_id} stands in the batch twice")
+            raise TrainingRefused(f"call {branch.call.call_id} is in the batch twice")
         seen.add(branch.call.call_id)
         rows = open_rows.setdefault(episodes[index], [])
         longest = max((row for row in rows if row.continues(branch)), key=lambda row: len(row.ids), default=None)
@@ -82,7 +82,7 @@ def merged(branches: Sequence[Branch], episodes: Sequence[str]) -> list[Row]:
 
 
 def filled_up(rows: Sequence[Row], multiple: int) -> list[Row]:
-    """The rows, and as many without any use as make their number divisible: each rank gets equally many."""
+    """Add rows without uses until the number of rows is divisible by `multiple`, so that each rank gets equally many."""
     lacking = -len(rows) % multiple
     blank = Row(temperature=rows[0].temperature if rows else 1.0)
     blank._pass([0, 0])
@@ -90,7 +90,7 @@ def filled_up(rows: Sequence[Row], multiple: int) -> list[Row]:
 
 
 def by_temperature(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows, those of one temperature together."""
+    """Group the rows by temperature."""
     parts: dict[float, list[Row]] = {}
     for row in rows:
         parts.setdefault(row.temperature, []).append(row)
@@ -98,10 +98,10 @@ def by_temperature(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def side_by_side(rows: Sequence[Row], *, ranks: int, tokens: int) -> list[list[Row]]:
-    """The rows in parts, of which each rank computes its share at once, padded to the longest.
+    """Split the rows into parts. Each rank computes its share of a part together, padded to the longest row.
 
-    tokens: so many a rank computes at once, padding included; a row that is longer is computed alone. Rows of about one length
-    come together, the longest first.
+    `tokens` is the maximum that a rank computes together, padding included; a longer row is computed alone. Rows of similar length
+    are in the same part, and the longest rows come first.
     """
     ordered = sorted(rows, key=lambda row: -len(row.ids))
     parts: list[list[Row]] = []

@@ -1,6 +1,6 @@
 """The loss as verl's ranks call it: one of our algorithms over the trained tokens of a micro-batch. Runs in Ray's actors.
 
-Suffixes of tensors: U trained tokens of a micro-batch, C calls in it. A call lies in one row, and so in one micro-batch.
+Tensor suffixes: U trained tokens of a micro-batch, C calls in it. A call is in one row, and so in one micro-batch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from swarm.engine.seam import EngineError
 from swarm.protocol.algorithms import ALGORITHMS, AlgorithmSpec
 
 _TOLD = ("correction", "price", "slope")
-"""What functions of users said of the tokens, in the driver: ranks execute none."""
+"""Results of users' functions, which the driver computes: ranks execute none of them."""
 
 
 def refuse_unknown_terms(spec: AlgorithmSpec) -> None:
-    """Raises: EngineError when the algorithm needs more of a token than the ranks have in a row."""
+    """Refuse algorithms that need more facts about a token than the ranks have in a row. Raises: EngineError."""
     if (lacking := _lacking(spec)) is not None:
         others = ", ".join(name for name in ALGORITHMS if _lacking(AlgorithmSpec(name=name)) is None)
         raise EngineError(
@@ -36,13 +36,16 @@ def _lacking(spec: AlgorithmSpec) -> str | None:
     if algorithm.has_critic:
         return "trains no critic"
     if algorithm.penalises or (algorithm.credits_tokens and not algorithm.reads_tokens):
-        return "takes no penalty or discount from the rewards of single tokens"
+        return "applies no penalty or discount to the rewards of single tokens"
     return None
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Weights in a batch add up to one over all ranks; FSDP takes the mean of the ranks' gradients, hence the factor."""
+    """The loss of a micro-batch.
+
+    Weights in a batch add up to one over all ranks; FSDP takes the mean of the ranks' gradients, hence the factor.
+    """
 
     algorithm: AlgorithmSpec
 
@@ -52,7 +55,7 @@ class TokenLoss:
         objective = algorithm_of(self.algorithm)
         mask = data["loss_mask"].values() > 0
         logp_U = model_output["log_probs"].values().float()[mask]
-        if not len(logp_U):  # a rank without a trained token takes part all the same: the others wait for it
+        if not len(logp_U):  # a rank without a trained token still takes part, because the others wait for it
             return model_output["log_probs"].values().sum() * 0.0, {"clipped": 0.0}
         facts = TokenFacts(
             advantage_U=data["advantage"].values()[mask],
@@ -70,7 +73,8 @@ class TokenLoss:
 
 
 def of_whole_calls(algorithm: Algorithm, facts: TokenFacts, logp_U: Tensor, call_U: Tensor) -> TokenFacts:
-    """The facts with the log-ratios of whole calls that the algorithm needs. call_U: a number of the call that sampled each token."""
+    """Return the facts with the log-ratios of whole calls that the algorithm needs. `call_U` is the index of the call that sampled each
+    token."""
     if algorithm.couples_calls and facts.old_U is not None:
         facts = replace(facts, call_gap_U=_over_calls(logp_U - facts.old_U, call_U, mean=True))
     if algorithm.correction.whole_calls:
@@ -79,7 +83,7 @@ def of_whole_calls(algorithm: Algorithm, facts: TokenFacts, logp_U: Tensor, call
 
 
 def _over_calls(value_U: Tensor, call_U: Tensor, *, mean: bool) -> Tensor:
-    """At each token, the sum or the mean over the tokens of its call."""
+    """Return, for each token, the sum or the mean over the tokens of its call."""
     numbers_C, place_U, size_C = torch.unique(call_U, return_inverse=True, return_counts=True)
     sum_C = torch.zeros(len(numbers_C), dtype=value_U.dtype, device=value_U.device).index_add_(0, place_U, value_U)
     return (sum_C / size_C if mean else sum_C)[place_U]

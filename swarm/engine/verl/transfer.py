@@ -12,22 +12,23 @@ _SCHEME = "ipc://"
 
 
 class Sender(Protocol):
-    """A rank's side, as verl has it; the handle is read when weights are sent."""
+    """A rank's side, as verl defines it; the handle is read when weights are sent."""
 
     zmq_handle: str
 
 
 def of_this_change(handle: str, word: str) -> str:
-    """verl's handle (`ipc:///tmp/NAME.sock`), moved into the directory that it has for this change of weights."""
+    """Return verl's handle (`ipc:///tmp/NAME.sock`), moved into the directory for this change of weights."""
     named = Path(handle.removeprefix(_SCHEME))
     return f"{_SCHEME}{named.with_name(f'swarm-{word}-{named.stem}') / 's'}"
 
 
 @contextmanager
 def meeting(sender: Sender, word: str) -> Iterator[None]:
-    """Inside, the rank sends over a socket in a directory that it alone may enter, and that is gone afterwards.
+    """Within the block, the rank sends over a socket in a directory that only its own user may enter; afterwards the directory is
+    removed.
 
-    Raises: FileExistsError when someone made the directory before.
+    Raises: FileExistsError if the directory already exists.
     """
     usual = sender.zmq_handle
     sender.zmq_handle = of_this_change(usual, word)

@@ -1,6 +1,6 @@
-"""One rank of the training half: verl's actor and rollout worker, with the methods that our runs need in addition.
+"""One rank of the training half: verl's actor and rollout worker, with the additional methods that our runs need.
 
-Runs inside Ray's actors. FSDP2 alone; parameters are float32, split over all ranks.
+Runs inside Ray's actors. Only FSDP2; parameters are float32, split over all ranks.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _ADAMW = {"step", "exp_avg", "exp_avg_sq"}
 
 
 class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
-    """Its methods are called on all ranks at once, through verl's worker group."""
+    """One rank. Its methods are called on all ranks together, through verl's worker group."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def init_model(self) -> None:
-        """Build the parts, and remember this rank's share of the weights that are trained."""
+        """Build the model and the optimizer, and remember this rank's share of the initial trained weights."""
         super().init_model()
         self._adapters = configured_adapters(self.config.model)
         if self._adapters is not None:
@@ -55,7 +55,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     def room(self) -> Room:
-        """Resources that this rank finds, before it uses any."""
+        """Return the resources that this rank finds, before it uses any."""
         free, total = get_torch_device().mem_get_info()
         shared = shutil.disk_usage(memory_dir()).free
         return Room(node=platform.node(), shared_bytes=shared, device_bytes=free, device_total_bytes=total)
@@ -64,7 +64,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
     def to_start(self, seed: int, adapters_seed: int, alpha: float | None = None) -> None:
         """Reset to the hosted weights, with new adapters if these are trained, without moments and with a fresh random generator.
 
-        alpha: of the adapters from here on; None: as before.
+        `alpha` is that of the adapters from now on; None: unchanged.
         """
         engine = self.actor.engine
         with engine.train_mode(), torch.no_grad():
@@ -84,10 +84,10 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def take_optimizer_step(self, learning_rate: float, weight_decay: float, max_grad_norm: float) -> dict[str, float]:
-        """One optimiser step on the gradients that were accumulated.
+        """Make one optimizer step on the accumulated gradients.
 
-        Returns: the norm before clipping, over all ranks, and this rank's squared norms of its weights' change (`moved`)
-        and of its weights before. A norm that is not finite moves nothing.
+        Returns the norm over all ranks before clipping, and this rank's squared norms of the change of its weights (`moved`) and of its
+        weights before the step. If the norm is not finite, no weight moves.
         """
         engine = self.actor.engine
         with engine.train_mode(zero_grad_on_exit=True):
@@ -104,7 +104,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
     def compute_start_log_prob(self, data: TensorDict) -> TensorDict | None:
-        """Log-probabilities of the rows under the initial weights, which replace the current ones for this call."""
+        """Return log-probabilities of the rows under the initial weights, which replace the current ones for this call."""
         # Offloading would replace the tensors meanwhile.
         verl_tensors.assign_non_tensor(data, disable_auto_offload=True)
         with self.actor.engine.eval_mode(), torch.no_grad():
@@ -126,19 +126,20 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def save_checkpoint(self, local_path: str) -> None:
-        """Write this rank's part into the folder. Raises: OSError, RuntimeError; on all ranks where one of them cannot."""
+        """Write this rank's part into the folder. Raises: OSError or RuntimeError, on all ranks if any rank fails."""
         on_all_or_none(lambda: self.actor.save_checkpoint(local_path))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def take_over(self, folder: str) -> None:
-        """Weights and moments of a checkpoint that others wrote. Raises: OSError, RuntimeError; on all ranks where one of them cannot."""
+        """Read weights and moments of a checkpoint that others wrote. Raises: OSError or RuntimeError, on all ranks if any rank
+        fails."""
         engine = self.actor.engine
         with engine.train_mode(), torch.no_grad():
             on_all_or_none(lambda: self._take_over(stored(Path(folder))))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def send_weights(self, step: int, word: str) -> str:
-        """Send the weights to this rank's replica; returns the digest of what was sent. word: of this change alone."""
+        """Send the weights to this rank's replica; return the digest of what was sent. `word` is unique to this change of weights."""
         weights, _ = self.actor.engine.get_per_tensor_param(base_sync_done=True)
         named = weights.items() if isinstance(weights, Mapping) else weights
         peft = None if self._adapters is None else folder_config(self._adapters, "hosted")
@@ -151,14 +152,14 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     def alive(self) -> None:
-        """Answers as long as the rank lives."""
+        """Answer as long as the rank lives."""
 
     def _trained(self) -> dict[str, Any]:
-        """The weights that are trained, each split over all ranks."""
+        """Return the trained weights, each split over all ranks."""
         return {name: weight for name, weight in self.actor.engine.module.named_parameters() if weight.requires_grad}
 
     def _shards(self) -> dict[str, Tensor]:
-        """This rank's part of each of them."""
+        """Return this rank's part of each trained weight."""
         return {name: _shard(weight) for name, weight in self._trained().items()}
 
     def _take_over(self, found: Stored) -> None:
@@ -168,7 +169,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
             bare = name.removeprefix(WRAPPER)
             _shard(weight).copy_(_shard(_split_as(weight, found.weight(bare))))
             moments = found.moments(bare)
-            if moments.keys() <= _ADAMW:  # those of another optimiser are of no use
+            if moments.keys() <= _ADAMW:  # another optimizer's moments are of no use
                 states[weight] = {
                     kind: _split_as(weight, value) if value.ndim else value.clone() for kind, value in moments.items()
                 }
@@ -177,20 +178,20 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
         self._start = {name: weight.cpu().clone() for name, weight in self._shards().items()}
 
     def _draw_adapters(self, adapters: LoraSpec, seed: int) -> None:
-        """As the local engine draws them from this seed, however many ranks there are."""
+        """Initialise the adapters as the local engine does from this seed, whatever the number of ranks."""
         start = drawn(self.actor.engine.model_config.hf_config, adapters, seed)
         for name, weight in self._trained().items():
             _shard(weight).copy_(_shard(_split_as(weight, start[name.removeprefix(WRAPPER)])))
 
 
 def _shard(weight: Tensor) -> Tensor:
-    """This rank's part of it."""
+    """Return this rank's part of the weight."""
     part: Tensor = getattr(weight, "_local_tensor", weight)
     return part.detach()
 
 
 def _split_as(weight: Tensor, whole: Tensor) -> Tensor:
-    """The whole that each rank has, split over the ranks as the weight is."""
+    """Split a tensor, of which each rank has the whole, over the ranks as the weight is split."""
     whole = whole.to(weight.device)
     if not isinstance(weight, DTensor):
         return whole
@@ -198,14 +199,14 @@ def _split_as(weight: Tensor, whole: Tensor) -> Tensor:
 
 
 def _scale(model: nn.Module, adapters: LoraSpec) -> None:
-    """Multiply what adapters compute by alpha / rank, whatever verl made of alpha."""
+    """Scale the output of adapters by alpha / rank, whatever verl made of alpha."""
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.scaling = dict.fromkeys(module.scaling, adapters.alpha / adapters.rank)
 
 
 def _drop_nothing(model: nn.Module) -> None:
-    """No dropout while it trains: the replicas have none, and what they sampled would have another log-probability.
+    """Disable dropout during training: the replicas have none, so sampled tokens would get other log-probabilities.
 
     verl computes steps in training mode, which gradient checkpointing needs. Modules read their rates from attributes of their
     own or of their configuration.

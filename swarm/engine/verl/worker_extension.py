@@ -1,6 +1,6 @@
 """Extra methods of a replica's vLLM workers: counts of sampled tokens, and a digest of the weights.
 
-Loaded by the worker itself (`worker_extension_cls`); the control process never imports it.
+The worker itself loads this module (`worker_extension_cls`); the control process never imports it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ from swarm.engine.local.cpu_kernels import pack_output_layer
 from swarm.engine.training.weights_digest import WeightsDigest
 from swarm.engine.verl.transfer import of_this_change
 
-if not hasattr(
-    WeightsMapper, "get_unstacked_mapper"
-):  # verl 0.9.1 asks for it by the name that vLLM had for it until 0.24
+if not hasattr(WeightsMapper, "get_unstacked_mapper"):  # verl 0.9.1 uses the name that vLLM had for it until 0.24
     WeightsMapper.get_unstacked_mapper = WeightsMapper.get_rename_mapper
 
 _ONLY_ADAPTER = 1
-"""The number that vLLM gives to the adapter it is started with."""
+"""Number that vLLM gives to the adapter it is started with."""
 
 
 class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """Mixed into vLLM's worker class; called over `collective_rpc`."""
+    """Mixin for vLLM's worker class. Its methods are called over `collective_rpc`."""
 
     model_runner: Any
     add_lora: Callable[[Any], bool]
@@ -37,11 +35,11 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
     _word: str
 
     def sampled_counts(self) -> dict[str, int]:
-        """Sampled tokens of every request that the worker holds, by vLLM's internal request id."""
+        """Return how many tokens each request in the worker has sampled, by vLLM's internal request id."""
         return {name: len(request.output_token_ids) for name, request in self.model_runner.requests.items()}
 
     def weights_digest(self) -> str:
-        """Digest of the weights from the newest update."""
+        """Return the digest of the weights from the latest update."""
         return self._digest.hexdigest()
 
     def update_weights_from_ipc(
@@ -52,7 +50,10 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
         *,
         word: str,
     ) -> None:
-        """Receive the ranks' weights and load them. word: of this change of weights alone. peft_config: they are those of adapters."""
+        """Receive the ranks' weights and load them.
+
+        `word` is unique to this change of weights. With a `peft_config`, they are the weights of adapters.
+        """
         self._word = word
         self._digest = WeightsDigest()
         if current_platform.is_cpu() and peft_config is None:
@@ -77,13 +78,13 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
             lora_path="the ranks",
             peft_config=peft_config,
             lora_tensors=dict(received),
-            load_inplace=True,  # requests that run go on with it
+            load_inplace=True,  # running requests continue with it
         )
         if not self.add_lora(adapter):
-            raise RuntimeError("vLLM did not take the adapters")
+            raise RuntimeError("vLLM did not load the adapters")
 
     def _reload(self, use_shm: bool) -> None:
-        """vLLM's CPU backend has packed its linear layers, so that weights go in through its layer-wise reload alone."""
+        """Load weights through vLLM's layer-wise reload, the only way on its CPU backend, which has packed its linear layers."""
         received: list[tuple[str, Tensor]] = []
         receiver = BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm)
         receiver.receive_weights(on_bucket_received=_keeper(received))
@@ -93,7 +94,7 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
 
 
 def _keeper(received: list[tuple[str, Tensor]]) -> Callable[[list[tuple[str, Tensor]], bool], None]:
-    """A callback that copies each bucket, because the next one reuses its memory."""
+    """Return a callback that copies each bucket, because the next one reuses its memory."""
 
     def keep(bucket: list[tuple[str, Tensor]], is_last: bool) -> None:
         received.extend((name, tensor.clone()) for name, tensor in bucket)

@@ -144,6 +144,6 @@ def test_equal_rows_share_a_distribution_and_a_mask_of_another_length_is_refused
     assert len(segment.head_at) == 3 * 3
     assert len(segment.use_head) == 4 * 3
     short = replace(call, call_id="short", mask=SamplingMask.of([row(70)]))
-    with pytest.raises(TrainingRefused, match="its mask is of 1 tokens, and it sampled 3"):
+    with pytest.raises(TrainingRefused, match="its mask covers 1 tokens, but it sampled 3"):
         grow([Branch(call=short, advantage=1.0, weight=1.0)])
     assert torch.tensor(segment.head_at).unique().numel() == 3

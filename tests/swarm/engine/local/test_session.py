@@ -244,7 +244,7 @@ def test_a_checkpoint_of_other_parameters_is_refused_with_both(
     session.train(first)
     session.checkpoint()
     then = branching_batch(parameters=other).spec
-    with pytest.raises(EngineError, match="open it with those of the checkpoint"):
+    with pytest.raises(EngineError, match="open it with the checkpoint's parameters"):
         session.open_run(OpenRun(run_id="run", branch=0, spec=then, directory=tmp_path, at_step=None))
     assert session.open_run(OpenRun(run_id="run", branch=0, spec=first.spec, directory=tmp_path, at_step=None)) == 1
 

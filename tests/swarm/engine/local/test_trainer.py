@@ -286,7 +286,7 @@ async def test_refusals_cross_the_socket_and_leave_the_run_open(trainer: LocalTr
     unsound = call("bad", PROMPT, [70, 71], logprobs=[-1.0, float("nan")])
     with pytest.raises(TrainingRefused, match="not finite"):
         await trainer.train(batch(group("a", episode("a1", 1.0, unsound), episode("a2", 0.0, call("b", PROMPT, [70])))))
-    with pytest.raises(TrainingRefused, match="stand at step 0"):
+    with pytest.raises(TrainingRefused, match="are at step 0"):
         await trainer.train(branching_batch(step=2))
     assert (await trainer.train(branching_batch())).step == 1
 

@@ -87,5 +87,5 @@ def test_parts_of_another_model_are_refused(folder: Path, tmp_path: Path) -> Non
         state = torch.load(folder / rank_file("model", RANKS, number), weights_only=True)
         torch.save({"norm": state["norm"]}, tmp_path / rank_file("model", RANKS, number))
         (tmp_path / rank_file("optim", RANKS, number)).symlink_to(folder / rank_file("optim", RANKS, number))
-    with pytest.raises(EngineError, match="of 4 weights, the model's of 1"):
+    with pytest.raises(EngineError, match="cover 4 weights, but the model's cover 1"):
         Parts(tmp_path, RANKS)

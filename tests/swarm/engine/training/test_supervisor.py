@@ -108,7 +108,7 @@ async def test_a_crash_and_the_recovery_from_it_are_logged_once_each(
         os.kill(below(first.reaper_pid), signal.SIGKILL)
         await until(lambda: supervisor.health.ready and supervisor.child is not first)
     crash, recovery = caplog.messages
-    assert crash.startswith("to be started again in 0.01 s: child was ended by SIGKILL")
+    assert crash.startswith("restarting in 0.01 s: child was ended by SIGKILL")
     assert "\n" not in crash
     assert recovery == "child serves again"
 
@@ -118,7 +118,7 @@ async def test_a_child_that_is_given_up_is_logged_as_such(tmp_path: Path, caplog
         with pytest.raises(EngineDown):
             await supervisor.boot()
     (line,) = caplog.messages
-    ended = "not started again: child ended with status 3 while it was starting"
+    ended = "not restarting: child ended with status 3 while it was starting"
     assert line == f"{ended} (log: {tmp_path / 'child.log'})\nno room left"
 
 
@@ -211,7 +211,7 @@ async def test_a_child_that_cannot_be_asked_in_a_way_nobody_foresaw_is_ended(tmp
 async def test_a_child_that_the_system_killed_is_said_to_have_run_out_of_memory(tmp_path: Path) -> None:
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     async with supervised(tmp_path, killed) as supervisor:
-        with pytest.raises(EngineDown, match="was ended by SIGKILL, as the system does where memory runs out"):
+        with pytest.raises(EngineDown, match="was ended by SIGKILL, as the system does when memory runs out"):
             await supervisor.boot()
 
 

@@ -38,7 +38,7 @@ async def test_more_ranks_than_devices_are_refused_with_the_reason(
     layout = VerlLayout(max_model_len=512, ranks_per_node=4)
     engine = VerlEngine(tiny_llama, layout, logs=tmp_path, clock=SystemClock())
     try:
-        with pytest.raises(EngineDown, match=r"(?s)4 ranks were asked for; this machine has 2 device"):
+        with pytest.raises(EngineDown, match=r"(?s)4 ranks were requested, but this machine has 2 device"):
             await engine.boot()
         assert engine.driver.health.failed_for_good
     finally:

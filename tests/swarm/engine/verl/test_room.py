@@ -30,9 +30,7 @@ def test_a_cluster_with_too_few_free_devices_says_where_they_are() -> None:
     assert lacking_devices(settings, [Devices("a", 8, 8), Devices("b", 4, 8)]) is None
     said = lacking_devices(settings, [Devices("b", 3, 8), Devices("a", 8, 8)])
     assert said is not None
-    assert (
-        "2 node(s) with 4 free device(s) were asked for, and the Ray cluster has 1 (free: a 8 of 8, b 3 of 8)" in said
-    )
+    assert "2 node(s) with 4 free device(s) are needed, but the Ray cluster has 1 (free: a 8 of 8, b 3 of 8)" in said
     assert "none at all" in str(lacking_devices(settings, []))
 
 
@@ -40,7 +38,7 @@ def test_too_little_shared_memory_is_named_with_its_node(tiny_llama: ModelFolder
     settings = wanted(tiny_llama.path, ranks_per_node=2)
     small = room(node="b", shared_bytes=600 << 20)
     require_room(settings, [room(), small], over_devices=True)
-    with pytest.raises(EngineError, match=r"/dev/shm of b has 600 MiB free, and 2 rank\(s\) need 1024 MiB"):
+    with pytest.raises(EngineError, match=r"/dev/shm of b has 600 MiB free, but 2 rank\(s\) need 1024 MiB"):
         require_room(settings, [room(), small], over_devices=False)
 
 
