@@ -181,7 +181,7 @@ async def test_weights_are_served_over_the_device_and_outlive_inference(
     with monkeypatch.context() as patched:
         patched.setattr(engine.trainer, "export", changing)
         await engine.serve(version)
-        with pytest.raises(WeightsRefused, match="not those that were trained"):
+        with pytest.raises(WeightsRefused, match="differ from the trained weights"):
             await engine.train(await batch_of(engine, spec, 3))
     await engine.serve(version)
 

@@ -222,7 +222,7 @@ async def test_weights_that_changed_on_their_way_answer_no_call(
 
     with monkeypatch.context() as patched:
         patched.setattr(engine.trainer, "export", changing)
-        with pytest.raises(WeightsRefused, match="not those that were trained"):
+        with pytest.raises(WeightsRefused, match="differ from the trained weights"):
             await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=1))
     again = await engine.sample(request(chat("Say red", seed=3)))
     assert again.choices[0].sampled_ids == before.choices[0].sampled_ids

@@ -120,7 +120,7 @@ async def test_a_checkpoint_restores_bit_equal_weights_and_the_next_step_too(
 ) -> None:
     run = run_in(tmp_path)
     async with booted(tiny_llama, tmp_path) as trainer:
-        with pytest.raises(TrainerCrashed, match="open it"):
+        with pytest.raises(TrainerCrashed, match="open the run first"):
             await trainer.train(branching_batch())
         await trainer.open_run(run, None)
         for step in (1, 2):

@@ -47,7 +47,7 @@ def test_a_boot_that_memory_cannot_hold_is_refused_and_says_how_much_is_missing(
 def test_the_context_is_the_models_own_at_most(tmp_path: Path) -> None:
     assert settings(tmp_path).model_len == 4096
     assert settings(tmp_path, max_model_len=8192).model_len == 8192
-    with pytest.raises(EngineError, match="8192 tokens at most"):
+    with pytest.raises(EngineError, match="holds at most 8192 tokens"):
         _ = settings(tmp_path, max_model_len=9000).model_len
 
 

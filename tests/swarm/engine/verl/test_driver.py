@@ -57,9 +57,9 @@ async def test_a_layout_that_does_not_add_up_is_refused_at_once(tiny_llama: Mode
 
 async def test_a_driver_that_is_not_booted_samples_and_trains_nothing(tiny_llama: ModelFolder, tmp_path: Path) -> None:
     engine = VerlEngine(tiny_llama, VerlLayout(max_model_len=512), logs=tmp_path, clock=SystemClock())
-    with pytest.raises(EngineDown, match="no replica is there"):
+    with pytest.raises(EngineDown, match="there are no replicas"):
         await engine.render("completions", {"prompt": "One"})
-    with pytest.raises(EngineDown, match="open it"):
+    with pytest.raises(EngineDown, match="open the run first"):
         await engine.checkpoint()
 
 

@@ -45,7 +45,7 @@ def test_too_little_shared_memory_is_named_with_its_node(tiny_llama: ModelFolder
 def test_a_device_that_is_in_use_is_named_with_what_is_needed(tiny_llama: ModelFolder) -> None:
     busy = room(device_bytes=20 * GIB)
     require_room(wanted(tiny_llama.path, sampling_memory=0.2), [busy], over_devices=True)
-    with pytest.raises(EngineError, match=r"a device of a has 20.0 of 80.0 GiB free, .* takes 36.0 GiB"):
+    with pytest.raises(EngineError, match=r"a device of a has 20.0 of 80.0 GiB free, .* needs 36.0 GiB"):
         require_room(wanted(tiny_llama.path), [busy], over_devices=True)
 
 
