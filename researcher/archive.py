@@ -1,8 +1,8 @@
-"""A study as one file: its plan, trials with every number, run specs and code; enough to run a trial again.
+"""A study as one file: its plan, trials with every number, run specs and code. Enough to run a trial again.
 
 study.json      id, topic, plan with its hash, versions of the packages
-trials.jsonl    a TrialRecord each, with series, finals and evidence
-attempts.jsonl  an AttemptRecord each: RunSpec and blueprint
+trials.jsonl    one TrialRecord per line, with series, finals and evidence
+attempts.jsonl  one AttemptRecord per line: RunSpec and blueprint
 events.jsonl    the journal        findings.jsonl, claims.jsonl, verdicts.jsonl
 llm_calls.jsonl requests to the planner LLM, with its raw answers
 episodes.jsonl  a few of each trial's episodes, call by call, with the trial's key
@@ -35,16 +35,16 @@ from researcher.study.plan import Plan
 FORMAT = 1
 _HEAD = ("plan_hash", "study_id", "topic")
 _LARGEST = 1 << 30
-"""Largest unpacked size of an archive, in bytes."""
+"""Maximum unpacked size of an archive, in bytes."""
 
 
 class ArchiveRefused(StoreError):
-    """The file is not an archive of a study, or its content does not match what it claims to be."""
+    """The file is not an archive of a study, or its content does not match its recorded hashes or format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An unpacked study. folder: holds its files."""
+    """An unpacked study. `folder` holds its files."""
 
     study_id: str
     topic: str
@@ -54,17 +54,17 @@ class Archive:
     repairs: tuple[RepairRecord, ...] = ()
 
     def trial(self, wanted: str | None) -> TrialRecord:
-        """The trial with that key; by default the first finished trial. Raises: ArchiveRefused."""
+        """Return the trial with that key; by default the first finished trial. Raises: ArchiveRefused."""
         for trial in self.trials:
             if trial.key == wanted or (wanted is None and trial.status is TrialStatus.DONE):
                 return trial
         known = ", ".join(trial.key for trial in self.trials[:3])
         raise ArchiveRefused(
-            f"the archive holds no {'trial that was done' if wanted is None else wanted}; it has {known}"
+            f"the archive has no trial {'that finished' if wanted is None else wanted}; it has {known}"
         )
 
     def instrument(self, trial: TrialRecord | None = None) -> InstrumentFolder:
-        """The instrument's code as the trial ended with it: the original, or the repaired version.
+        """Return the instrument's code as it was when the trial ended: the original, or a repaired version.
 
         Raises: ArchiveRefused when the code does not have the recorded hash.
         """
@@ -74,19 +74,19 @@ class Archive:
             wanted = list(mended)[-1]
             place = self.folder / "code" / wanted[:16]
         if not place.is_dir():
-            raise ArchiveRefused(f"the archive does not hold the code {wanted[:12]} that the trial ended with")
+            raise ArchiveRefused(f"the archive lacks the code {wanted[:12]} that the trial ended with")
         found = read_instrument(place)
         if found.code != wanted:
             raise ArchiveRefused("the instrument in the archive is not the one that its plan was made with")
         return found
 
     def sandboxed(self, code: str) -> bool:
-        """Whether an LLM wrote that version, so that it must run in the sandbox."""
+        """Return whether an LLM wrote that version, so that it must run in the sandbox."""
         return any(record.new == code and not record.by_person for record in self.repairs)
 
 
 def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, reports: Path, file: Path) -> int:
-    """Write the study into `file` (.tar.gz); returns its size in bytes. The same records give the same bytes."""
+    """Write the study into `file` (.tar.gz) and return its size in bytes. The same records give the same bytes."""
     data = store.study_data(study_id)
     kept = reports / "code"
     source = instrument.path
@@ -135,7 +135,7 @@ def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, rep
 
 
 def _packages() -> dict[str, str]:
-    """Installed packages by name. Half-removed ones without a name or version are left out."""
+    """Return the versions of installed packages by name. Half-removed packages without a name or version are left out."""
     return dict(sorted(known for each in distributions() if (known := _known_as(each)) is not None))
 
 
@@ -157,7 +157,7 @@ def read_archive(file: Path, into: Path) -> Archive:
         _check_sum(file)
         head = json.loads((into / "study.json").read_bytes())
         if not isinstance(head, dict):
-            raise ArchiveRefused(f"{file} cannot be read as a study's archive: study.json holds no object")
+            raise ArchiveRefused(f"{file} cannot be read as a study's archive: study.json is not a JSON object")
         if head.get("format") != FORMAT:
             raise ArchiveRefused(f"{file} has format {head.get('format')!r}; this version reads {FORMAT}")
         plan, digest, study_id, topic = Plan.model_validate(head["plan"]), *map(head.__getitem__, _HEAD)

@@ -1,4 +1,4 @@
-"""Who will continue a study or campaign that has no worker: the daemon by itself, or a person with a command."""
+"""Who will continue a study or campaign that has no worker: the daemon, or a person with a command."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from researcher.schedule.timetable import Timetable
 class Attendance:
     """A study or campaign that has no worker.
 
-    command: continues it on this machine. asks: it waits for a person's answer. rests_since: when it began to wait; None if it does not
-    wait, or a person has answered since. schedule: as stored; None: nobody has scheduled it.
+    Args:
+        command: command that continues it on this machine.
+        asks: whether it waits for a person's answer.
+        rests_since: time when it began to wait; None if it does not wait, or a person has answered since.
+        schedule: the schedule as stored; None: nobody has scheduled it.
     """
 
     command: str
@@ -59,14 +62,14 @@ class Attendance:
 
     @property
     def _stuck(self) -> bool:
-        """Whether it began to wait inside an open window: then something stopped it, such as a lost server."""
+        """Whether it began to wait inside an open window. Then something stopped it, such as a lost server."""
         if self.rests_since is None or self.schedule is None:
             return False
         return Timetable.of_record(self.schedule).open(self.rests_since)
 
 
 def of_study(home: Home, study: StudyRecord) -> Attendance:
-    """Attendance of a study whose plan is frozen."""
+    """Return the attendance of a study whose plan is frozen."""
     gate = home.store.gates.open(study.id)
     rests = study.status is StudyStatus.WAITING and (gate is None or gate.answer is None)
     return Attendance(
@@ -79,7 +82,7 @@ def of_study(home: Home, study: StudyRecord) -> Attendance:
 
 
 def of_campaign(home: Home, record: CampaignRecord, *, asks: bool) -> Attendance:
-    """Attendance of a campaign. asks: whether it waits for a person's answer."""
+    """Return the attendance of a campaign. `asks` says whether it waits for a person's answer."""
     rests = record.status is CampaignStatus.WAITING and not any(
         event.at >= record.updated_at for event in home.store.campaigns.events(record.id, *SPOKEN)
     )
@@ -93,21 +96,21 @@ def of_campaign(home: Home, record: CampaignRecord, *, asks: bool) -> Attendance
 
 
 def unattended(home: Home, study: StudyRecord) -> str:
-    """Who will continue a study that has no worker, and when."""
+    """Return who will continue a study that has no worker, and when."""
     if study.plan_version is None:
         return "nobody works on it, and it has no plan: `researcher start` asks anew, `researcher stop` ends this one"
     return of_study(home, study).text
 
 
 def goes_on(home: Home, study: StudyRecord) -> bool:
-    """Whether a study that has no worker will continue without a person."""
+    """Return whether a study that has no worker will continue without a person."""
     return study.plan_version is not None and of_study(home, study).goes_on
 
 
 def carrier(does: str = "goes on with", command: str = "researcher resume") -> str:
-    """Who continues a study that was handed to the daemon: the daemon, or, if none runs, the command that starts one.
+    """Return who continues a study that was handed to the daemon: the daemon, or, if none runs, the command that starts one.
 
-    does: the verb of the sentence. command: continues the study on this machine.
+    `does` is the verb of the sentence. `command` continues the study on this machine.
     """
     who = "the daemon" if _daemon_lives() else f"no daemon runs here: `researcher daemon` or `{command}`"
     return f"{who} {does} it"

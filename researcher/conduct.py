@@ -1,7 +1,7 @@
-"""Carries out one study, from its frozen plan to its report: run a stage, follow the plan's branch, conclude, write the report.
+"""Carries out one study, from its frozen plan to its report: runs a stage, follows the plan's branch, concludes, writes the report.
 
-It reads its position from the records, so a conduct that was killed at any instruction continues where it was: trials have
-deterministic keys, decisions follow from recorded trials, and the report can be written again from SQL.
+A study's position is read from the records, so that a study whose process was killed at any instruction continues where it was:
+trials have deterministic keys, decisions follow from recorded trials, and the report can be written again from SQL.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from researcher.view import StudyPicture, TrialLine, View, losses_text
 _log = logging.getLogger(__name__)
 _COPY_EVERY_S = 10.0
 _COUNT_EVERY_S = 30.0
-"""How often the spent wall time is saved; a crash loses at most this much."""
+"""Interval, in seconds, at which the spent wall time is saved. A crash loses at most this much."""
 _WATCH_EVERY_S = 60.0
 _INTERIM_EVERY_S = 86_400.0
 _INTERIM_AGAIN_S = 3600.0
@@ -46,17 +46,19 @@ _INTERIM_AGAIN_S = 3600.0
 
 
 class Sink(Protocol):
-    """A copy of the records (MLflow, TensorBoard, Weights & Biases), or a notification service. It handles its own outages and sends
-    waiting messages later."""
+    """Receives copies of the records (MLflow, TensorBoard, Weights & Biases), or notices. Handles its own outages and sends waiting
+    messages later.
+    """
 
     def drain(self, study_id: str | None = None, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a study's work ended. `status` is the study's; `report` is the folder with report.md and report.html.
+    """How a study's work ended.
 
-    for_window: the study only waits for its next window. models: folder of the kept models.
+    `status` is the study's. `report` is the folder with report.md and report.html. `for_window` is true if the study only waits for
+    its next window. `models` is the folder of the kept models.
     """
 
     status: StudyStatus
@@ -67,9 +69,9 @@ class Outcome:
 
 
 class Conduct:
-    """Carries out one study for its owner: `store` is fenced by the study's lease.
+    """Carries out one study for its owner.
 
-    further: sinks in addition to `sink`; each has its own pace and outages.
+    `store` is fenced by the study's lease. `further` are sinks in addition to `sink`; each has its own pace and outages.
     """
 
     def __init__(
@@ -190,8 +192,9 @@ class Conduct:
         return all(self._store.trials.get(study_id, trial.key).status.ended for trial in trials)
 
     async def _within_budget(self, study_id: str, work: Callable[[], Awaitable[object]]) -> None:
-        """Do the work and record the wall time that it takes. Time without work on trials does not count: outside of windows,
-        in a pause, after a crash, or while the machine sleeps.
+        """Do the work, and record the wall time that it takes.
+
+        Time without work on trials does not count: outside of windows, in a pause, after a crash, or while the machine sleeps.
 
         Raises: OverBudget once the time is spent; running trials are paused by then.
         """
@@ -256,7 +259,7 @@ class Conduct:
         self._view.say(f"after {decision.after}: {decision.action}{to}{seeds} ({decision.reason})")
 
     def _conclude(self, study_id: str, plan: Plan, decision: Decision, picture: StudyPicture) -> Outcome:
-        """Record verdicts and findings and write the report. The study is then done, or failed if no trial finished."""
+        """Record verdicts and findings, and write the report. The study is then done, or failed if no trial finished."""
         picture.phase, picture.next, picture.left_s = "concluding", "report", 0.0
         self._view.show(picture)
         study, trials = self._store.studies.get(study_id), self._store.trials.all(study_id)
@@ -283,8 +286,8 @@ class Conduct:
 
     @contextlib.asynccontextmanager
     async def _copying(self, study_id: str, watch: Watch | None = None) -> AsyncIterator[None]:
-        """While the study runs, copy its records, write an interim report once a day, and watch for standstills
-        and the end of each day.
+        """While the study runs, copy its records, write an interim report once a day, and watch for standstills and the end of each
+        day.
 
         Each sink copies one thing at a time, independently of the others. On exit, waits for the last copies.
         """
@@ -328,13 +331,13 @@ class Conduct:
             try:
                 await asyncio.to_thread(watch.look)
             except (OSError, StoreError) as error:  # a missing notice must not end the study
-                _log.warning("whether there is something to notify people of could not be seen: %s", error)
+                _log.warning("the check for events to notify people of failed: %s", error)
 
 
 def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
     """Write a report of a study that has not concluded, if any trial has finished.
 
-    Returns None when there is nothing to report, or when the report cannot be written; that is logged, and the study continues.
+    Returns None when there is nothing to report, or when the report cannot be written. That is logged, and the study continues.
     """
     try:
         if not any(trial.status is TrialStatus.DONE for trial in store.trials.all(study_id, series=())):
@@ -346,7 +349,7 @@ def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
 
 
 def report(store: Store, study_id: str, reports: Path) -> Path:
-    """Write the report from the records and store its claims and hashes; returns its folder."""
+    """Write the report from the records, store its claims and hashes, and return its folder."""
     return _written(store, study_id, reports).folder
 
 
@@ -358,7 +361,7 @@ def _written(store: Store, study_id: str, reports: Path) -> Written:
 
 
 def rest(store: Store, study_id: str, halt: StudyHalted, at: float) -> None:
-    """Record that the study stops or rests, and notify people unless they asked for it. at: now."""
+    """Record that the study stops or rests, and notify people unless they asked for it. `at` is the current time."""
     notice = halt_notice(store.studies.get(study_id), halt.cause, store.gates.open(study_id), at)
     store.studies.set_status(study_id, halt.status, halt.reason, notice)
 

@@ -1,4 +1,4 @@
-"""Plans, findings, repairs and events as text for a terminal."""
+"""Formats plans, findings, repairs and events as text for a terminal."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from researcher.view import duration
 
 
 def engine_lines(plan: Plan | None, engine: str) -> list[str]:
-    """A warning to print before a plan for the echo engine. plan: None if the study has no plan yet."""
+    """Return a warning to print before a plan for the echo engine. `plan` is None if the study has no plan yet."""
     if engine != "echo":
         return []
     paid = (
-        "" if plan is None or plan.trial_s_measured else "; the price below is of real trials, and these take seconds"
+        "" if plan is None or plan.trial_s_measured else "; the price below is for real trials, but these take seconds"
     )
-    return [f"engine      echo: no model is trained, so that nothing it finds is a result{paid}"]
+    return [f"engine      echo: no model is trained, so nothing it finds is a result{paid}"]
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """The plan as lines of text."""
+    """Return the plan as lines of text."""
     length = "steps as the arm says" if plan.steps_vary else f"{_many(plan.steps, 'step')} a trial"
     lines = [
         f"question    {one_line(plan.question)}",
@@ -33,7 +33,7 @@ def plan_lines(plan: Plan) -> list[str]:
     ]
     lines += [f"folder      {model.name}: {model.path}" for model in plan.hosted if model.path is not None]
     lines += [f"starts from {model.origin}" for model in plan.hosted if model.origin is not None]
-    lines += [f"and         {role}: {each.model}, on a server of its own" for role, each in plan.roles.items()]
+    lines += [f"and         {role}: {each.model}, on its own server" for role, each in plan.roles.items()]
     lines += [f"arm         {_arm_text(arm)}" for arm in plan.arms]
     if plan.heldout_from:
         first, last = plan.heldout_from + 1, plan.heldout_upto
@@ -70,13 +70,13 @@ def plan_lines(plan: Plan) -> list[str]:
     limits = [f"{plan.budget.trials} trials", duration(plan.budget.wall_s)]
     if plan.budget.tokens is not None:
         limits.append(f"{plan.budget.tokens:,} tokens of the agents' calls")
-    lines.append(f"budget      at the most {', '.join(limits)}")
+    lines.append(f"budget      at most {', '.join(limits)}")
     return lines
 
 
 def _arm_text(arm: Arm) -> str:
-    """`NAME: FACTOR=LEVEL`, with the seed offset if the arm has seeds of its own."""
-    own = f"; seeds of its own: each stage's plus {arm.seed_offset}" if arm.seed_offset else ""
+    """Format an arm as `NAME: FACTOR=LEVEL`, with the seed offset if the arm has its own seeds."""
+    own = f"; its own seeds: each stage's plus {arm.seed_offset}" if arm.seed_offset else ""
     return f"{arm.name}: {', '.join(f'{name}={level_text(level)}' for name, level in arm.levels.items()) or 'the defaults'}{own}"
 
 
@@ -89,18 +89,18 @@ def _span(least: object, most: object) -> str:
 
 
 def _about(seconds: Collection[float]) -> str:
-    """`about 2 min`, or `about 2 min to 4 min` if the arms' trials take different times."""
+    """Format trial durations: `about 2 min`, or `about 2 min to 4 min` if they differ between arms."""
     shortest, longest = (duration(of(seconds)) for of in (min, max))
     return f"about {longest}" if shortest == longest else f"about {shortest} to {longest}"
 
 
 def known_text(known: Known | str) -> str:
-    """A finding of an earlier study as a sentence. Old plans stored the sentence itself."""
+    """Return a finding of an earlier study as a sentence. Old plans stored the sentence itself."""
     return known if isinstance(known, str) else told(known)
 
 
 def repair_lines(record: RepairRecord) -> list[str]:
-    """A repair made while the study ran, with its full diff."""
+    """Return a repair made while the study ran, with its full diff, as lines."""
     return [
         f"repaired    {when(record.at)} by {record.by}: {record.reason}",
         f"            code {record.old[:12]} → {record.new[:12]} ({', '.join(record.files)}), after {record.trial}",
@@ -111,7 +111,7 @@ def repair_lines(record: RepairRecord) -> list[str]:
 
 
 def event_text(event: Event) -> str:
-    """A journal entry as a sentence."""
+    """Return a journal event as a sentence."""
     detail = event.detail
     if event.kind == "decision":
         to = f" {detail['to']}" if detail.get("to") else ""
@@ -119,17 +119,17 @@ def event_text(event: Event) -> str:
         return f"after {detail['after']}: {detail['action']}{to}{seeds} ({detail['reason']})"
     if event.kind == "repaired":
         files = ", ".join(detail.get("files", ()))
-        return f"the code was mended by {detail['by']} ({files}) after {detail['trial']}: {detail['reason']}"
+        return f"the code was repaired by {detail['by']} ({files}) after {detail['trial']}: {detail['reason']}"
     if event.kind == "amended":
         changed = f" ({detail['changed']})" if detail.get("changed") else ""
         return f"the plan was amended by {detail['by']} to version {detail['version']}{changed}: {detail['because']}"
     if event.kind == "moved":
-        before = ", ".join(detail["before"]) or "servers of its own"
-        return f"it goes on with {', '.join(detail['after'])} in place of {before}"
+        before = ", ".join(detail["before"]) or "its own servers"
+        return f"it continues with {', '.join(detail['after'])} instead of {before}"
     if event.kind == EXCUSED:
         lost = Attrition.model_validate(detail["attrition"])
         count = sum(sum(lost.of(kind).lost.values()) for kind in KINDS)
-        return f"{count} attempts of {detail['trial']} were lost to code that was mended since"
+        return f"{count} attempts of {detail['trial']} were lost to code that has since been repaired"
     if event.kind == MODELS_KEPT:
         return f"{detail['models']} models are kept in {detail['in']}"
     if event.kind == MODELS_NOT_KEPT:
@@ -141,7 +141,7 @@ def event_text(event: Event) -> str:
 
 
 def when(at: float) -> str:
-    """A time as text in this machine's zone, or as seconds since 1970 if it lies outside the calendar."""
+    """Format a time in this machine's zone, or as seconds since 1970 if it lies outside the calendar."""
     try:
         return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):  # outside the years 1 to 9999, or too large for the platform

@@ -1,8 +1,8 @@
-"""The Python that runs an instrument's clients, and a check that it can draw the instrument's tasks.
+"""The Python that runs an instrument's clients, and a check that it can list the instrument's tasks.
 
-An instrument may pin packages of its own (`requirements` in its instrument.toml). If this Python has all of them, clients run
-under it; else they run under the instrument's own environment, which extends this one and is created once, by
-`researcher instruments --install`. No other part of the product uses that environment.
+An instrument may pin packages of its own (`requirements` in its instrument.toml). If this Python has all of them, clients run under
+it. Otherwise they run under the instrument's own environment, which extends this one and is created once, by `researcher
+instruments --install`. No other part of the product uses that environment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOLD_BYTES = 1 << 20
 
 
 def pins(folder: InstrumentFolder) -> dict[str, str]:
-    """Pinned versions by package. Raises: PlanningRefused for a line that pins no version."""
+    """Return the pinned versions by package. Raises: PlanningRefused for a line that pins no version."""
     if folder.instrument.requirements is None:
         return {}
     file = folder.path / folder.instrument.requirements
@@ -54,9 +54,9 @@ def pins(folder: InstrumentFolder) -> dict[str, str]:
 
 
 def interpreter(folder: InstrumentFolder, root: Path) -> str:
-    """The Python for this instrument's clients. root: the user's data directory.
+    """Return the Python for this instrument's clients. `root` is the user's data directory.
 
-    Raises: PlanningRefused, which says what to do, when its packages are not installed.
+    Raises: PlanningRefused, which says what to do, when the instrument's packages are not installed.
     """
     wanted = pins(folder)
     missing = [f"{name}=={pinned}" for name, pinned in wanted.items() if _installed(name) != pinned]
@@ -67,15 +67,15 @@ def interpreter(folder: InstrumentFolder, root: Path) -> str:
         return str(place / "bin" / "python")
     name = folder.instrument.name
     raise PlanningRefused(
-        f"{name} needs {', '.join(missing)}, which this Python does not have: `researcher instruments --install {name}` puts "
-        "them into an environment of their own"
+        f"{name} needs {', '.join(missing)}, which this Python does not have: `researcher instruments --install {name}` installs "
+        "them into a separate environment"
     )
 
 
 def install(folder: InstrumentFolder, root: Path) -> str:
-    """Create the instrument's own environment if it is needed and missing; returns its Python.
+    """Create the instrument's own environment if it is needed and missing, and return its Python.
 
-    Raises: PlanningRefused with pip's last words.
+    Raises: PlanningRefused with pip's last line of output.
     """
     wanted = pins(folder)
     place = _place(wanted, root)
@@ -122,11 +122,13 @@ def rehearsed(
     thorough: bool = False,
     names: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Draw tasks for each of these parameter sets in a separate process (swarm/client/rehearsal.py). An instrument that an LLM wrote
-    is drawn from in the sandbox, because nobody may have read its code yet.
+    """List tasks for each of these parameter sets in a separate process (swarm/client/rehearsal.py).
 
-    heldout: number of held-out tasks wanted, including the `skipped` ones, which the plan does not score.
-    names: parameters that `tasks` must accept, even if no set gives them.
+    An instrument that an LLM wrote runs in the sandbox, because nobody may have read its code yet.
+
+    Args:
+        heldout: number of held-out tasks wanted, including the `skipped` ones, which the plan does not score.
+        names: parameters that `tasks` must accept, even if no set gives them.
     Raises: PlanningRefused with the instrument's own message, or with the exception and where it was raised.
     """
     name = folder.instrument.name
@@ -140,12 +142,12 @@ def rehearsed(
     with tempfile.TemporaryDirectory(prefix="tasks-") as place:
         code, out, said = _carried_out(folder, python, json.dumps(asked), Path(place))
     if code is None:
-        raise PlanningRefused(f"{name} draws no tasks within {_REHEARSAL_LIMIT_S:.0f} s")
+        raise PlanningRefused(f"{name} did not list its tasks within {_REHEARSAL_LIMIT_S:.0f} s")
     if code:
         lines = said.strip().splitlines() or [f"its process ended with {code}"]
         error = exception_line(said) or lines[-1].strip()
         where = next((line.strip() for line in reversed(lines) if line.strip().startswith('File "')), "")
-        raise PlanningRefused(f"{name} fails when its tasks are drawn: {error} {where}")
+        raise PlanningRefused(f"{name} fails when it lists its tasks: {error} {where}")
     answer = json.loads(out.strip().splitlines()[-1])
     if "problem" in answer:
         raise PlanningRefused(f"{name}: {answer['problem']}")
@@ -153,7 +155,10 @@ def rehearsed(
 
 
 def _carried_out(folder: InstrumentFolder, python: str, asked: str, place: Path) -> tuple[int | None, str, str]:
-    """Run the rehearsal. Returns its exit code (None: it took too long) and the ends of its stdout and stderr. place: an empty folder."""
+    """Run the rehearsal. `place` is an empty folder.
+
+    Returns its exit code (None: it took too long) and the ends of its stdout and stderr.
+    """
     command = [python, "-m", "swarm.client.rehearsal", str(folder.path), folder.instrument.workflow]
     environ = child_environ()
     if folder.instrument.generated is not None:
@@ -188,7 +193,7 @@ def _installed(name: str) -> str | None:
 
 
 def _place(wanted: Mapping[str, str], root: Path) -> Path:
-    """Folder of the environment for these pins on this Python."""
+    """Return the folder of the environment for these pins on this Python."""
     what = json.dumps([sorted(wanted.items()), sys.version, os.path.realpath(sys.prefix)])
     return root / "environments" / hashlib.sha256(what.encode()).hexdigest()[:16]
 
@@ -198,7 +203,7 @@ Draw = Callable[[InstrumentFolder, str, Sequence[Mapping[str, Any]], int, int], 
 
 
 def drawn_once(draw: Draw) -> Draw:
-    """Cache `draw`, for many plans made at the same time: equal requests are drawn once. Refusals are not cached."""
+    """Cache `draw` for many plans made at the same time: equal requests are drawn once. Refusals are not cached."""
     known: dict[str, list[dict[str, Any]]] = {}
 
     def drawn(
@@ -213,10 +218,11 @@ def drawn_once(draw: Draw) -> Draw:
 
 
 def check_tasks(plan: Plan, folder: InstrumentFolder, python: str, draw: Draw = rehearsed) -> Plan:
-    """Draw a few tasks of every arm before the study begins, so that wrong data or parameters show up early.
+    """List a few tasks of every arm before the study begins, so that wrong data or parameters show up early.
 
-    Returns the plan, with fewer held-out tasks if an arm, or another instrument that models are scored on, has fewer than
-    planned and the plan skips none.
+    Returns the plan. It has fewer held-out tasks if an arm, or another instrument that models are scored on, has fewer than
+    planned, and the plan skips none.
+
     Raises: PlanningRefused, also when the plan skips held-out tasks and too few are left after them.
     """
     plan = _with_tasks_elsewhere(plan, python, draw)
@@ -225,7 +231,7 @@ def check_tasks(plan: Plan, folder: InstrumentFolder, python: str, draw: Draw = 
         return plan
     if plan.heldout_from:
         raise PlanningRefused(
-            f"{plan.instrument} has {fewest} held-out tasks, and {plan.heldout_upto} are needed: the first {plan.heldout_from} are "
+            f"{plan.instrument} has {fewest} held-out tasks, but {plan.heldout_upto} are needed: the first {plan.heldout_from} are "
             f"left to other studies, and {plan.heldout_tasks} more are scored; score fewer, or give the instrument more"
         )
     note = f"Every trial is evaluated on {fewest} held-out tasks instead of {plan.heldout_tasks}: there are no more of them."
@@ -233,7 +239,9 @@ def check_tasks(plan: Plan, folder: InstrumentFolder, python: str, draw: Draw = 
 
 
 def _with_tasks_elsewhere(plan: Plan, python: str, draw: Draw) -> Plan:
-    """The plan, with fewer tasks of other instruments if they have fewer. python: the study's own, which also runs those instruments."""
+    """Reduce the plan's tasks of other instruments if these have fewer. `python` is the study's own, which also runs those
+    instruments.
+    """
     found = []
     for each in plan.transfers:
         [drawn] = draw(open_instrument(each.instrument), python, [each.task], each.tasks, 0)
@@ -242,7 +250,10 @@ def _with_tasks_elsewhere(plan: Plan, python: str, draw: Draw) -> Plan:
 
 
 def count_heldout(plan: Plan, folder: InstrumentFolder, python: str, most: int, draw: Draw = rehearsed) -> int:
-    """Number of held-out tasks that every arm of the plan has, at most `most`. Raises: PlanningRefused as `rehearsed` does."""
+    """Return the number of held-out tasks that every arm of the plan has, at most `most`.
+
+    Raises: PlanningRefused as `rehearsed` does.
+    """
     wanted: list[dict[str, Any]] = []
     for arm in plan.arms:
         levels = plan.levels_of(arm).items()

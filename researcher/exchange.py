@@ -1,6 +1,6 @@
 """Findings as JSON lines, so that groups can share them: one finding per line, versioned and strictly validated.
 
-This module validates each line, down to its numbers. The store decides whether a finding is already known.
+This module validates each line, including its numbers. The store decides whether a finding is already known.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from researcher.models import Effect, Finding
 from researcher.study.plan import Verdict
 
 SCHEMA = 2
-"""Schema version that we write. We still read version 1, which has no `seeds`."""
+"""Schema version that we write. We also read version 1, which has no `seeds`."""
 LONGEST_LINE = 200_000
 _LONGEST_QUESTION = 20_000
 _SHOWN = 10
 _YEAR_9999 = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
-"""Last year that `datetime` can show in every time zone."""
+"""Start of the last year that `datetime` can show in every time zone, in Unix seconds."""
 _SEEDS_END = 2**30
 """Half the range of seeds, so that a replication still has seeds above them."""
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -36,7 +36,7 @@ class FindingsRefused(ValueError):
 
 
 class SharedEffect(Effect):
-    """An effect, nothing else."""
+    """An `Effect` as it is shared: fields are checked, and further fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -52,7 +52,10 @@ class SharedEffect(Effect):
 
 
 class SharedFinding(StrictModel):
-    """One line. `by`: whose finding it is. `plan_hash`: of the study's frozen plan, which that group can show."""
+    """One line of a file of findings.
+
+    `by` names the group whose finding it is. `plan_hash` is that of the study's frozen plan, which that group can show.
+    """
 
     schema_version: Literal[1, 2]
     id: _Name
@@ -94,9 +97,10 @@ class SharedFinding(StrictModel):
 
 
 def written(findings: Iterable[Finding], by: str) -> str:
-    """The findings as JSON lines. by: the name to put on our own findings; imported ones keep their origin's name.
+    """Return the findings as JSON lines.
 
-    Raises: ValueError when a finding cannot be written as a line of this schema.
+    `by` is the name to put on our own findings; imported ones keep their origin's name. Raises: ValueError when a finding cannot be
+    written as a line of this schema.
     """
     return "".join(f"{_shared(finding, by).model_dump_json()}\n" for finding in findings)
 
@@ -108,9 +112,9 @@ def _shared(finding: Finding, by: str) -> SharedFinding:
 
 
 def read(text: str, *, at: float) -> list[tuple[int, Finding]]:
-    """Every finding with its line number. at: now, which becomes the time of import.
+    """Return every finding with its line number. `at` is the current time, which becomes the time of import.
 
-    Raises: FindingsRefused when any line is wrong, or two lines with the same id differ.
+    Raises: FindingsRefused when any line is wrong, or when two lines with the same id differ.
     """
     problems: list[str] = []
     found: dict[str, tuple[int, Finding]] = {}
@@ -124,7 +128,7 @@ def read(text: str, *, at: float) -> list[tuple[int, Finding]]:
             continue
         first, same = found.setdefault(finding.id, (number, finding))
         if same != finding:
-            problems.append(f"line {number}: {finding.id} says something else than in line {first}")
+            problems.append(f"line {number}: {finding.id} differs from line {first}")
     if problems:
         more = [f"... and {len(problems) - _SHOWN} more lines"] if len(problems) > _SHOWN else []
         raise FindingsRefused("\n".join([*problems[:_SHOWN], *more]))
@@ -133,13 +137,13 @@ def read(text: str, *, at: float) -> list[tuple[int, Finding]]:
 
 def _finding(line: str, at: float) -> Finding:
     if len(line) > LONGEST_LINE:
-        raise FindingsRefused(f"a finding has at most {LONGEST_LINE} characters, this one has {len(line)}")
+        raise FindingsRefused(f"a finding may have at most {LONGEST_LINE} characters, but this one has {len(line)}")
     try:
         fields = json.loads(line, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise FindingsRefused(f"this is no JSON object on one line ({error})") from error
+        raise FindingsRefused(f"this is not a JSON object on one line ({error})") from error
     if not isinstance(fields, dict):
-        raise FindingsRefused("this is no JSON object")
+        raise FindingsRefused("this is not a JSON object")
     version = fields.get("schema_version")
     if version not in (1, SCHEMA) or isinstance(version, bool):
         newer = isinstance(version, int) and version > SCHEMA

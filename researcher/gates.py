@@ -20,13 +20,15 @@ _WORDS = {"approve": "approved", "reject": "rejected"}
 
 
 def pass_plan(store: Store, study_id: str, plan: Plan) -> None:
-    """The gate of the plan. store: the owner's. Raises: StudyHalted while there is no answer, or when the plan is rejected."""
+    """Pass the gate of the plan. `store` is the owner's. Raises: StudyHalted while there is no answer, or when the plan is
+    rejected.
+    """
     if store.studies.get(study_id).options.approve in ("plan", "stage"):
         _pass(store, study_id, f"plan/{plan.version}", {"question": plan.question, "hash": plan.digest()})
 
 
 def pass_stage(store: Store, study_id: str, plan: Plan, stage: Stage, seeds: int) -> None:
-    """The gate before each stage but the first."""
+    """Pass the gate before each stage but the first. Raises: StudyHalted as `pass_plan` does."""
     if store.studies.get(study_id).options.approve == "stage" and stage is not plan.stages[0]:
         question = {"stage": stage.id, "arms": list(stage.arms), "seeds": seeds}
         _pass(store, study_id, f"stage/{plan.version}/{stage.id}", question)
@@ -42,19 +44,19 @@ def _pass(store: Store, study_id: str, name: str, question: dict[str, object]) -
 
 
 def waits_for_an_answer(store: Store, study_id: str) -> bool:
-    """Whether the study waits at a gate that nobody has answered."""
+    """Return whether the study waits at a gate that nobody has answered."""
     gate = store.gates.open(study_id)
     return gate is not None and gate.answer is None
 
 
 def rejection(gate: str, answer: Answer) -> str:
-    """The reason recorded for a study that was rejected at this gate."""
+    """Return the reason recorded for a study that was rejected at this gate."""
     by = f" by {answer.by}" if answer.by else ""
     return f"{_subject(gate)} was rejected{by}: {answer.words}"
 
 
 def _subject(gate: str) -> str:
-    """The subject of this gate (`plan/1`, `stage/1/compare`) in words."""
+    """Name what this gate (`plan/1`, `stage/1/compare`) is about, in words."""
     return f"stage {gate.split('/', 2)[2]}" if gate.startswith("stage/") else "the plan"
 
 
@@ -86,11 +88,11 @@ class Amendment:
 
 
 def answer_gate(store: Store, study_id: str, answer: Answer, *, gate: str | None = None) -> str:
-    """Answer the gate where the study waits; returns the gate's name.
+    """Answer the gate where the study waits, and return the gate's name.
 
-    gate: the one that the person was shown. If the study waits at another gate by now, the answer is refused.
+    `gate` is the one that the person was shown. If the study now waits at another gate, the answer is refused.
 
-    Raises: WrongState when the study waits for no answer, for one at another gate, or was answered before.
+    Raises: WrongState when the study waits for no answer, waits at another gate, or was already answered.
     """
     waiting = store.gates.open(study_id)
     name = None if waiting is None else waiting.name
@@ -100,7 +102,7 @@ def answer_gate(store: Store, study_id: str, answer: Answer, *, gate: str | None
     if waiting is None or name is None:
         study = store.studies.get(study_id)
         why = f" ({study.reason})" if study.reason else ""
-        raise WrongState(f"{study_id} asks nothing that could be answered: it is {study.status}{why}")
+        raise WrongState(f"{study_id} is not waiting for an answer: it is {study.status}{why}")
     counts = waiting.answer or store.gates.give(study_id, name, answer)
     if waiting.answer is not None or counts != answer:  # they differ if somebody else answered a moment ago
         raise WrongState(f"{name} of {study_id} was answered already: {answer_text(counts)}")
@@ -109,9 +111,9 @@ def answer_gate(store: Store, study_id: str, answer: Answer, *, gate: str | None
 
 
 def amend(store: Store, study_id: str, change: Amendment, *, because: str, by: str, version: int | None = None) -> Plan:
-    """Make a new version of a plan of which no trial has begun. An open gate then asks about the new version.
+    """Make a new version of a plan before its first trial. An open gate then asks about the new version.
 
-    version: the plan version that the person was shown. If there is a newer one, nothing is amended.
+    `version` is the plan version that the person was shown. If there is a newer one, nothing is amended.
 
     Raises: WrongState; PlanningRefused (BudgetTooSmall) as for a new study; LeaseHeld while a worker holds the study.
     """
@@ -120,18 +122,18 @@ def amend(store: Store, study_id: str, change: Amendment, *, because: str, by: s
         raise WrongState(f"{study.id} is {study.status}; start a new study instead")
     if study.campaign_id is not None:
         raise WrongState(
-            f"the plan of {study.id} was decided by {study.campaign_id}: veto it there, and tell it what you want"
+            f"the plan of {study.id} was decided by campaign {study.campaign_id}: veto it there, and tell the campaign what you want"
         )
     if store.trials.all(study_id, series=()):
         raise WrongState(
-            f"trials of {study.id} have begun: their plan is what makes their numbers evidence. Stop it and start another study"
+            f"trials of {study.id} have begun, so its plan can no longer change. Stop it and start another study"
         )
     if version is not None and version != plan.version:
-        raise WrongState(f"{study.id} has plan version {plan.version} by now, not {version}; look again")
+        raise WrongState(f"{study.id} now has plan version {plan.version}, not {version}; look again")
     amended = _amended(plan, change)
     if amended == plan.model_copy(update={"version": amended.version}):
         raise WrongState(
-            f"the plan of {study.id} (version {plan.version}) says that already: {change.text}; nothing was amended"
+            f"the plan of {study.id} (version {plan.version}) already says so: {change.text}; nothing was amended"
         )
     _check(amended, study.options)
     with owned_now(store, study_id) as mine:
@@ -148,7 +150,7 @@ def amend(store: Store, study_id: str, change: Amendment, *, because: str, by: s
 
 
 def answer_text(answer: Answer) -> str:
-    """`approved by ada: go ahead`."""
+    """Format an answer: `approved by ada: go ahead`."""
     by = f" by {answer.by}" if answer.by else ""
     return f"{_WORDS[answer.verdict]}{by}{f': {answer.words}' if answer.words else ''}"
 
@@ -156,7 +158,7 @@ def answer_text(answer: Answer) -> str:
 def _settle(store: Store, study_id: str, gate: str, answer: Answer) -> None:
     """Put the answer into the study's status, unless a worker holds the study; it will find the answer itself.
 
-    A rejection stops the study at once, unless its worker died: then `resume` ends its running trials and stops it.
+    A rejection stops the study immediately, unless its worker died. In that case `resume` ends its running trials and stops it.
     """
     at_rest = store.leases.holder(study_id) is None
     with suppress(LeaseHeld), owned_now(store, study_id) as mine:

@@ -31,7 +31,7 @@ _TRIAL: dict[Cause, str] = {
 class StudyHalted(Exception):
     """The study stops or rests. A stop ends the running trials; any other cause pauses them.
 
-    str(): why the trials were ended or paused. reason: why the study stopped, or what it waits for.
+    `str()` says why the trials were ended or paused. `reason` says why the study stopped, or what it waits for.
     """
 
     def __init__(self, cause: Cause, reason: str | None = None) -> None:
@@ -48,7 +48,7 @@ class StudyHalted(Exception):
 
 
 def check_requests(store: Store, study_id: str) -> None:
-    """Raises: StudyHalted when a person asked for a stop or a pause."""
+    """Check whether a person asked for a stop or a pause. Raises: StudyHalted."""
     study = store.studies.get(study_id)
     if study.stop_requested:
         raise StudyHalted("stop")

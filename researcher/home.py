@@ -26,18 +26,18 @@ class Home:
 
     @property
     def studies(self) -> Path:
-        """Holds a folder per study, with its trials, its report and the state of its own server."""
+        """Folder that holds one folder per study, with its trials, its report and the state of its own server."""
         return self.root / "studies"
 
     def worker(self, study_id: str) -> str | None:
-        """The live process that works on the study, if any."""
+        """Return the live process that works on the study, if any."""
         from researcher.ownership import living_owner
 
         return living_owner(self.store, study_id, time.time())
 
 
 def data_dir() -> Path:
-    """The user data directory, created if missing. Raises: UsageError when it cannot be used."""
+    """Return the user data directory, created if missing. Raises: UsageError when it cannot be used."""
     root = user_data_dir()
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Trained weights that a study has kept, used as the model that another study starts from.
 
-A trial is referred to as STUDY/TRIAL: the study's id or a prefix of it, and the trial's folder name (`ARM-seedN`) or key.
+A trial is given as STUDY/TRIAL: the study's id or a prefix of it, and the trial's folder name (`ARM-seedN`) or key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FIELD = "start_from"
 
 
 def kept_model(home: Home, reference: str) -> PlanModel:
-    """The model of this trial: its folder, the fingerprint of its weights, and the trial as their origin.
+    """Return the model of this trial: its folder, the fingerprint of its weights, and the trial as their origin.
 
     Raises: SpecRefused for an unknown study or trial, a trial that is not done, or a model that was not kept.
     """
@@ -33,7 +33,7 @@ def kept_model(home: Home, reference: str) -> PlanModel:
         raise SpecRefused(_FIELD, str(error)) from error
     trial = _trial(home.store.trials.all(study_id, series=()), study_id, name)
     if trial.status is not TrialStatus.DONE:
-        problem = f"{folder_name(trial)} of {study_id} is {trial.status.value}, and only a finished trial has weights to start from"
+        problem = f"{folder_name(trial)} of {study_id} is {trial.status.value}, but only a finished trial has weights to start from"
         raise SpecRefused(_FIELD, problem)
     place = model_place(home.studies / study_id, trial)
     if not place.is_dir():
@@ -53,7 +53,7 @@ def kept_model(home: Home, reference: str) -> PlanModel:
 
 
 def _trial(trials: list[TrialRecord], study_id: str, name: str) -> TrialRecord:
-    """The trial by name. Raises: SpecRefused with the nearest name."""
+    """Return the trial by name. Raises: SpecRefused with the nearest name."""
     names = {folder_name(trial): trial for trial in trials}
     known = {trial.key: trial for trial in trials} | names
     if name in known:

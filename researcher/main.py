@@ -18,7 +18,7 @@ LATEST = "latest"
 
 
 def parser() -> Parser:
-    """The parser of the whole command line. Imports no command."""
+    """Return the parser of the whole command line. Imports no command."""
     root = Parser(
         prog="researcher", description="Turns a topic into an experiment, runs it, and reports what can be recomputed."
     )
@@ -33,11 +33,11 @@ def parser() -> Parser:
         ("status", "how a study is doing, and what happens next"),
         ("watch", "follow a study until it ends"),
         ("stop", "ask a study to stop at the next safe point"),
-        ("pause", "have a study rest: trials that run keep a checkpoint and go on with `resume`"),
-        ("approve", "say yes where a study waits for a person"),
-        ("reject", "say no where a study waits for a person, and why"),
+        ("pause", "pause a study: its running trials save a checkpoint and continue with `resume`"),
+        ("approve", "approve what a study waits for"),
+        ("reject", "reject what a study waits for, and say why"),
         ("amend", "make a new version of a plan before its first trial, and say why"),
-        ("resume", "go on with a study, wherever it was left"),
+        ("resume", "continue a study from where it stopped"),
         ("report", "write the report again from the records, and say where it is"),
         ("verify", "recompute every number of the report from SQL, offline"),
     ):
@@ -56,16 +56,16 @@ def parser() -> Parser:
                 action="append",
                 default=[],
                 metavar="URL",
-                help="go on with this swarm server in place of those so far; may be repeated (default: those so far)",
+                help="continue with this swarm server instead of those used so far; may be repeated (default: those used so far)",
             )
             command.add_argument(
                 "--scheduled",
                 action="store_true",
-                help="as the daemon does it: leave requests to stop or pause in force, and end where a window closes",
+                help="resume as the daemon does: obey requests to stop or pause, and end when a window closes",
             )
     notify = commands.add_parser(
         "notify",
-        help="try whether notices arrive",
+        help="test whether notices arrive",
         description="Send a test notice to a service, whose apprise URL is in RESEARCHER_NOTIFY_NAME.",
     )
     notify.add_argument("name", metavar="NAME", help="as in a study file's `notify`, such as SLACK")
@@ -77,13 +77,13 @@ def parser() -> Parser:
     _add_findings(commands)
     daemon = commands.add_parser(
         "daemon",
-        help="carry studies on by themselves",
-        description="Carry on every study that was started with --detach, in its windows, until ended.",
+        help="run studies in the background",
+        description="Continue every study that was started with --detach, in its windows, until interrupted.",
     )
-    daemon.add_argument("--until-idle", action="store_true", help="end when no study is left to carry on")
+    daemon.add_argument("--until-idle", action="store_true", help="exit when no study is left to continue")
     _json(daemon)
     show = commands.add_parser(
-        "show", help="a plan or a trial, whole", description="Show a study's plan, or one of its trials."
+        "show", help="a plan or a trial in full", description="Show a study's plan, or one of its trials."
     )
     show.add_argument(
         "what",
@@ -101,8 +101,8 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     start = commands.add_parser(
         "start",
         help="answer a question by experiment: a study file, a topic, or options",
-        description="Run a study. What is asked comes from a study file, from a topic that a planner turns into one, or from options "
-        "alone (--instrument NAME --vary FACTOR=A,B). Options edit the file and the planner's draft.",
+        description="Run a study. The question comes from a study file, from a topic that a planner turns into one, or only from options "
+        "(--instrument NAME --vary FACTOR=A,B). Options edit the file and the planner's draft.",
     )
     _add_spec(start)
     _servers(start, several=True)
@@ -118,21 +118,21 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         type=whole(0),
         default=3,
         metavar="N",
-        help="how often the planner LLM may mend the instrument's code when it fails (default: %(default)s; 0: never)",
+        help="how often the planner LLM may repair the instrument's code when it fails (default: %(default)s; 0: never)",
     )
     start.add_argument(
         "--sink",
         action="append",
         default=[],
         choices=("tensorboard", "wandb"),
-        help="copy the records there too, beside MLflow; may be repeated",
+        help="copy the records there too, in addition to MLflow; may be repeated",
     )
     start.add_argument(
         "--keep-models",
         action="store_true",
-        help="write what each trial has trained as a Hugging Face folder (0.5 GB each for a model of 135 M weights)",
+        help="save each trial's trained model as a Hugging Face folder (0.5 GB each for a model with 135 M weights)",
     )
-    start.add_argument("--detach", action="store_true", help="let the daemon carry the study on, and return at once")
+    start.add_argument("--detach", action="store_true", help="let the daemon run the study, and return immediately")
     start.add_argument(
         "--again",
         action="store_true",
@@ -144,9 +144,9 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     _json(start)
     calibrate = commands.add_parser(
         "calibrate",
-        help="time a short trial on this machine or a server, so that studies are priced by it",
-        description="Run a trial of three steps on a server started here or on those given, and price studies of the same models, tasks and "
-        "lengths of calls by it. What a trial is comes from a study file, or from options as those of `start`.",
+        help="time a short trial on this machine or a server, to price studies",
+        description="Run a trial of three steps on a server started here or on the given ones, and use its speed to price studies with the "
+        "same models, tasks and call lengths. A study file, or options like those of `start`, describe the trial.",
     )
     _add_file(calibrate)
     _add_arms(
@@ -163,17 +163,17 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     _json(calibrate)
     draft = commands.add_parser(
         "draft",
-        help="write the study file that a topic or options make, and run nothing",
-        description="Write the study file that a topic or options make, with comments that say where each setting came from.",
+        help="write the study file for a topic or options, and run nothing",
+        description="Write the study file for a topic or options, with comments that say where each setting came from.",
     )
     _add_spec(draft)
-    draft.add_argument("-o", "--output", metavar="FILE", help="write it there (default: standard output)")
-    draft.add_argument("--force", action="store_true", help="write over a file that exists")
+    draft.add_argument("-o", "--output", metavar="FILE", help="where to write it (default: standard output)")
+    draft.add_argument("--force", action="store_true", help="overwrite an existing file")
     _json(draft)
     text = "the JSON Schema of study files, or of a campaign's goal files: every field, for editors and agents"
     schema = commands.add_parser("schema", help=text, description=f"Print {text}.")
     schema.add_argument(
-        "--campaign", action="store_true", help="of goal files, which `researcher campaign start` takes"
+        "--campaign", action="store_true", help="the schema of goal files, for `researcher campaign start`"
     )
     _json(schema)
 
@@ -195,7 +195,7 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
         default=[],
         dest="instruments",
         metavar="NAME|DIR",
-        help="the environment of a topic's studies; repeated: the campaign studies each of them",
+        help="the environment for the topic's studies; repeat it to study several",
     )
     start.set_defaults(
         **dict.fromkeys(("model", "vary", "arm", "set", "secondary", "evaluate_on", "window"), ()),
@@ -204,7 +204,7 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
     )  # fields of a study that this command does not ask for
     _servers(start)
     start.add_argument("--max-parallel", type=count, metavar="N", help="trials at once (default: one per server)")
-    start.add_argument("--detach", action="store_true", help="let the daemon carry it on, and return at once")
+    start.add_argument("--detach", action="store_true", help="let the daemon run it, and return immediately")
     start.add_argument(
         "--again",
         action="store_true",
@@ -216,17 +216,17 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
     _json(start)
     _json(actions.add_parser("list", help="every campaign, newest first", description="Every campaign, newest first."))
     for name, text in (
-        ("status", "what it does, what it has found, what is left of the budget and what that will buy"),
+        ("status", "what it is doing, what it has found, how much budget is left and what that will buy"),
         ("watch", "follow it until it ends or waits"),
-        ("tell", "say something to the next decision"),
-        ("veto", "say no to the study that waits or runs, or to an instrument that an LLM wrote, and why"),
-        ("approve", "say yes to what waits: a study, or an instrument that an LLM wrote"),
+        ("tell", "give the next decision a message"),
+        ("veto", "veto the waiting or running study, or an instrument that an LLM wrote, and say why"),
+        ("approve", "approve what waits: a study, or an instrument that an LLM wrote"),
         ("amend", "change limits of the budget, and say why"),
-        ("pause", "have it rest; its study pauses too"),
-        ("resume", "go on with it, wherever it was left"),
+        ("pause", "pause it and its study"),
+        ("resume", "continue it from where it stopped"),
         ("stop", "ask it to stop at the next safe point"),
         ("report", "write the report again from the records, and say where it is"),
-        ("verify", "make the input of every decision again, check every rule, and verify each study"),
+        ("verify", "rebuild the input of every decision, check every rule, and verify each study"),
         ("export", "write its records and reports into one file"),
     ):
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
@@ -234,9 +234,9 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
         _json(action)
         if name == "tell":
             action.add_argument("words", type=said, metavar="TEXT", help="what to say")
-            study = "fields of a study, YAML or TOML: the next decision carries it out, as an exploration"
+            study = "fields of a study, YAML or TOML: the next decision runs it as an exploration"
             action.add_argument("--study", metavar="FILE", help=study)
-            leave = "factors that are to stay as they are from now on, all of them, between commas; '' lets every factor vary again"
+            leave = "complete comma-separated list of factors to keep as they are from now on; '' lets every factor vary again"
             action.add_argument("--leave", metavar="FACTORS", help=leave)
         if name in ("veto", "approve", "amend"):
             because = action.add_argument("--because", "--reason", type=said, metavar="TEXT", help="your reason")
@@ -253,16 +253,18 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
             action.add_argument(
                 "--scheduled",
                 action="store_true",
-                help="as the daemon does it: leave requests in force, and end where a window closes",
+                help="resume as the daemon does: obey requests, and end when a window closes",
             )
         if name == "export":
             action.add_argument("--to", metavar="FILE", help="default: CAMPAIGN.tar.gz here")
-            action.add_argument("--force", action="store_true", help="write over a file that exists")
+            action.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
 def _add_topic(command: Parser) -> None:
     """Add the topic and the choice of planner."""
-    command.add_argument("--topic", metavar="TEXT|@FILE", help="the question in words, or @ and a file that holds it")
+    command.add_argument(
+        "--topic", metavar="TEXT|@FILE", help="the question in words, or @ and the name of a file with it"
+    )
     command.add_argument(
         "--planner",
         choices=("auto", "llm", "builtin"),
@@ -275,7 +277,7 @@ def _add_topic(command: Parser) -> None:
         default=[],
         type=said,
         metavar="TEXT",
-        help="to the planner's question; may be repeated",
+        help="answer to the planner's question; may be repeated",
     )
 
 
@@ -291,12 +293,12 @@ def _add_spec(command: Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a metric that is reported beside it; may be repeated",
+        help="a further metric to report; may be repeated",
     )
     spec.add_argument(
         "--claim",
         choices=("increase", "decrease", "equal", "none"),
-        help="how the metric is said to move (default: none)",
+        help="how the metric is claimed to move (default: none)",
     )
     spec.add_argument(
         "--margin", type=number, metavar="X", help="the smallest effect that matters (default: the metric's)"
@@ -322,7 +324,7 @@ def _add_arms(spec: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="NAME|DIR",
-        help="what is trained; repeated: models are compared",
+        help="the model to train; repeat it to compare models",
     )
     spec.add_argument(
         "--vary",
@@ -367,7 +369,7 @@ def _add_size(spec: argparse._ArgumentGroup) -> None:
         "--first-seed",
         type=whole(0, 2**31 - 1),
         metavar="N",
-        help="count seeds from N on, so that a replication shares none with the study before it (default: 0)",
+        help="use seeds from N on, so that a replication shares none with the earlier study (default: 0)",
     )
     spec.add_argument(
         "--looks",
@@ -384,9 +386,11 @@ def _add_size(spec: argparse._ArgumentGroup) -> None:
         help="let Optuna try up to N levels between those compared; the best is confirmed on fresh seeds",
     )
     spec.add_argument(
-        "--budget", metavar="TIME", help="wall time such as 90m or 8h; what does not fit is refused beforehand"
+        "--budget", metavar="TIME", help="wall time such as 90m or 8h; a study that does not fit is refused beforehand"
     )
-    spec.add_argument("--tokens", metavar="N", help="most tokens of the agents' calls, prompt and sampled, such as 50M")
+    spec.add_argument(
+        "--tokens", metavar="N", help="maximum tokens of the agents' calls, prompt and sampled, such as 50M"
+    )
     spec.add_argument(
         "--window",
         action="append",
@@ -400,7 +404,7 @@ def _add_size(spec: argparse._ArgumentGroup) -> None:
     spec.add_argument(
         "--approve",
         choices=("never", "plan", "stage"),
-        help="where a person is waited for (default: never; plan, for an instrument that an LLM wrote)",
+        help="when to wait for a person's approval (default: never; plan, for an instrument that an LLM wrote)",
     )
 
 
@@ -408,16 +412,16 @@ def _add_instruments(commands: argparse._SubParsersAction[Parser]) -> None:
     text = "what can be asked: instruments, factors, metrics"
     instruments = commands.add_parser("instruments", help=text, description=text)
     one = instruments.add_mutually_exclusive_group()
-    one.add_argument("name", nargs="?", metavar="NAME|DIR", help="this one alone (default: all)")
-    one.add_argument("--check", metavar="NAME|DIR", help="draw its tasks, and say what is wrong with it")
+    one.add_argument("name", nargs="?", metavar="NAME|DIR", help="show only this one (default: all)")
+    one.add_argument("--check", metavar="NAME|DIR", help="list its tasks, and say what is wrong with it")
     one.add_argument(
-        "--install", metavar="NAME|DIR", help="put the packages that it needs into an environment of their own"
+        "--install", metavar="NAME|DIR", help="install the packages that it needs into a separate environment"
     )
     _json(instruments)
 
 
 def _add_copy(commands: argparse._SubParsersAction[Parser]) -> None:
-    text = "send what waits to MLflow and the other copies of the records, and say where they are"
+    text = "send unsent records to MLflow and other copies, and say where these are"
     copy = commands.add_parser("copy", help=text, description=text)
     copy.add_argument("study", nargs="?", default=LATEST, help="an id, its beginning, or `latest` (default)")
     copy.add_argument(
@@ -425,7 +429,7 @@ def _add_copy(commands: argparse._SubParsersAction[Parser]) -> None:
         action="append",
         default=[],
         choices=("mlflow", "tensorboard", "wandb"),
-        help="this one only; may be repeated (default: those the study was started with)",
+        help="only this one; may be repeated (default: those the study was started with)",
     )
     _json(copy)
 
@@ -437,15 +441,18 @@ def _add_ui(commands: argparse._SubParsersAction[Parser]) -> None:
         description="Serve a web page of the studies until interrupted, and open it. MLflow starts when its link is followed.",
     )
     ui.add_argument("study", nargs="?", help="open the page of this study (default: the list of all)")
-    ui.add_argument("--host", default="127.0.0.1", help="other than loopback needs a token (default: %(default)s)")
+    ui.add_argument("--host", default="127.0.0.1", help="any other than loopback needs a token (default: %(default)s)")
     ui.add_argument("--port", type=port, default=8643, help="0 takes a free one (default: %(default)s)")
     ui.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="what browsers must give (default: RESEARCHER_UI_TOKEN)"
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="the token that browsers must give (default: RESEARCHER_UI_TOKEN)",
     )
-    ui.add_argument("--public-url", metavar="URL", help="how browsers call the page, where a proxy stands in front")
+    ui.add_argument("--public-url", metavar="URL", help="the page's URL for browsers, if it is behind a proxy")
     ui.add_argument("--mlflow", action="store_true", help="open MLflow itself, on the study or the latest one")
     ui.add_argument("--mlflow-port", type=port, default=5000, help="0 takes a free one (default: %(default)s)")
-    ui.add_argument("--no-browser", action="store_true", help="print the address and leave the browser alone")
+    ui.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
     _json(ui)
 
 
@@ -460,15 +467,15 @@ def _add_mcp(commands: argparse._SubParsersAction[Parser]) -> None:
         "--limit",
         metavar="TIME",
         default="1h",
-        help="a study with a larger budget is only started with `approve`, the hash of its plan (default: %(default)s)",
+        help="a study with a larger budget only starts with `approve`, the hash of its plan (default: %(default)s)",
     )
     mcp.add_argument("--http", action="store_true", help="streamable HTTP, at /mcp, until interrupted")
-    mcp.add_argument("--host", help="other than loopback needs a token (default: 127.0.0.1)")
+    mcp.add_argument("--host", help="any other than loopback needs a token (default: 127.0.0.1)")
     mcp.add_argument("--port", type=port, help="0 takes a free one (default: 8644)")
     mcp.add_argument(
         "--token-file", type=Path, metavar="FILE", help="the bearer token of agents (default: RESEARCHER_MCP_TOKEN)"
     )
-    mcp.add_argument("--public-url", metavar="URL", help="how agents call the server, where a proxy stands in front")
+    mcp.add_argument("--public-url", metavar="URL", help="the server's URL for agents, if it is behind a proxy")
     _json(mcp)
 
 
@@ -477,59 +484,68 @@ def _add_archives(commands: argparse._SubParsersAction[Parser]) -> None:
     export = commands.add_parser("export", help=text, description=text)
     export.add_argument("study", nargs="?", default=LATEST, help="an id, its beginning, or `latest` (default)")
     export.add_argument("--to", metavar="FILE", help="default: STUDY.tar.gz here")
-    export.add_argument("--force", action="store_true", help="write over a file that exists")
+    export.add_argument("--force", action="store_true", help="overwrite an existing file")
     _json(export)
     reproduce = commands.add_parser(
         "reproduce",
         help="run a trial of an exported study again",
-        description="Run one trial of an exported study again. This runs the instrument's code that the archive holds.",
+        description="Run one trial of an exported study again. This runs the instrument's code from the archive.",
     )
-    reproduce.add_argument("archive", metavar="FILE", help="what `researcher export` wrote")
-    reproduce.add_argument("trial", nargs="?", help="a trial's key (default: the first that was done)")
+    reproduce.add_argument("archive", metavar="FILE", help="a file that `researcher export` wrote")
+    reproduce.add_argument("trial", nargs="?", help="a trial's key (default: the first finished trial)")
     _servers(reproduce)
     reproduce.set_defaults(engine=None)  # default: the archive's engine
     _json(reproduce)
 
 
 def _add_findings(commands: argparse._SubParsersAction[Parser]) -> None:
-    text = "what studies have found, nulls too, and what contradicts what"
+    text = "what studies have found, including null results, and which findings contradict each other"
     findings = commands.add_parser("findings", help=text, description=f"Show {text}; share findings with others.")
     _finding_filters(findings)
     actions = findings.add_subparsers(dest="action", metavar="export|import")
     findings.set_defaults(action="list")
     export = actions.add_parser("export", help="write findings as JSON lines", description="Write findings to a file.")
     export.add_argument("file", metavar="FILE", help="`-` is standard output")
-    export.add_argument("--by", metavar="NAME", help="whose findings these are (default: RESEARCHER_GROUP)")
-    export.add_argument("--all", action="store_true", help="imported ones too, under the names they came with")
-    export.add_argument("--force", action="store_true", help="write over a file that exists")
+    export.add_argument(
+        "--by", metavar="NAME", help="name of the group whose findings these are (default: RESEARCHER_GROUP)"
+    )
+    export.add_argument(
+        "--all", action="store_true", help="export imported findings too, under the names they came with"
+    )
+    export.add_argument("--force", action="store_true", help="overwrite an existing file")
     _finding_filters(export)
     importing = (
-        "Take findings of others, all or none. They are shown when planning, and marked as not recomputable here."
+        "Import findings of others, all or none. They are shown when planning, and marked as not recomputable here."
     )
-    imported = actions.add_parser("import", help="take the findings of others", description=importing)
-    imported.add_argument("file", metavar="FILE", help="what `researcher findings export` wrote; `-` is standard input")
+    imported = actions.add_parser("import", help="import the findings of others", description=importing)
     imported.add_argument(
-        "--replace", action="store_true", help="where the same group now says something else, take its new word"
+        "file", metavar="FILE", help="a file that `researcher findings export` wrote; `-` is standard input"
+    )
+    imported.add_argument(
+        "--replace", action="store_true", help="replace findings that the same group has changed since"
     )
     _json(imported)
 
 
 def _finding_filters(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--instrument", metavar="NAME", help="of this instrument only")
-    command.add_argument("--factor", metavar="NAME", help="on this factor only")
-    command.add_argument("--model", metavar="NAME", help="with this model only")
+    command.add_argument("--instrument", metavar="NAME", help="only findings on this instrument")
+    command.add_argument("--factor", metavar="NAME", help="only findings on this factor")
+    command.add_argument("--model", metavar="NAME", help="only findings with this model")
     _json(command)
 
 
 def _servers(command: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Add `--server` and `--engine`. several: one option may take several addresses; argparse cannot combine that with positionals."""
+    """Add `--server` and `--engine`.
+
+    With `several`, one option may take several addresses; argparse cannot combine that with positionals.
+    """
     command.add_argument(
         "--server",
         action="extend" if several else "append",
         nargs="+" if several else None,
         default=[],
         metavar="URL",
-        help="a swarm server; may be repeated (default: one started here); one that does not answer is tried for 30 s",
+        help="a swarm server; may be repeated (default: one started here); a server that does not answer is retried for 30 s",
     )
     command.add_argument("--engine", choices=("local", "echo"), default="local", help="engine of a server started here")
 
@@ -539,7 +555,7 @@ def _json(command: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit code."""
+    """Run the console script's command and return the exit code."""
     args = parser().parse_args(argv)
     with uncollected():
         from researcher import cli

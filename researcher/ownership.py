@@ -17,22 +17,22 @@ _RENEW_S = 15.0
 
 
 def this_process() -> str:
-    """`host/pid/start`: a unique name of this process."""
+    """Return a unique name of this process: `host/pid/start`."""
     return f"{socket.gethostname()}/{os.getpid()}/{started_at(os.getpid())}"
 
 
 def is_dead(owner: str) -> bool:
-    """Whether an owner is known to be dead. We cannot know that of another machine's process: its lease has to run out."""
+    """Return whether an owner is known to be dead. We cannot know that of a process on another machine: its lease has to expire."""
     return _lives(owner) is False
 
 
 def lives_here(owner: str) -> bool:
-    """Whether the owner is a live process on this machine, even if its lease has expired."""
+    """Return whether the owner is a live process on this machine, even if its lease has expired."""
     return _lives(owner) is True
 
 
 def _lives(owner: str) -> bool | None:
-    """Whether the process is alive; None if it is on another machine."""
+    """Return whether the process is alive; None if it is on another machine."""
     host, _, pid = owner.rpartition("/")[0].rpartition("/")
     if host != socket.gethostname() or not pid.isdigit():
         return None
@@ -40,7 +40,7 @@ def _lives(owner: str) -> bool | None:
 
 
 def living_owner(store: Store, study_id: str, now: float) -> str | None:
-    """The study's owner if it is alive, else None."""
+    """Return the study's owner if it is alive, else None."""
     lease = store.leases.holder(study_id)
     return None if lease is None or is_dead(lease.owner) or lease.expires_at < now else lease.owner
 
@@ -73,7 +73,7 @@ async def owned(store: Store, study_id: str, clock: Clock) -> AsyncIterator[Stor
 
 @contextlib.contextmanager
 def owned_now(store: Store, study_id: str) -> Iterator[Store]:
-    """`owned` for a short write, without renewal."""
+    """Do the same as `owned` for a short write, without renewal."""
     token = _acquire(store, study_id)
     try:
         yield store.fenced(study_id, token)

@@ -1,4 +1,4 @@
-"""Durations of earlier trials on the servers that a new study will use. They price the study better than an estimate."""
+"""Speeds of earlier trials on the servers that a new study will use. They price the study better than an estimate."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from researcher.models import StudyOptions, StudyRecord
 from researcher.store.store import Store
 
 _NEWEST = 20
-"""How many studies to look at. Older ones ran with other code or on another machine."""
+"""Maximum number of studies to look at. Older ones ran with other code or on another machine."""
 
 
 _SERIES = ("tokens_called", "episodes", "step_s")
-"""The series that tokens per episode, and a calibration's pace, are computed from."""
+"""The series from which tokens per episode, and a calibration's pace, are computed."""
 
 
 def paces_on(store: Store, servers: Sequence[str], engine: str) -> list[Pace]:
-    """Paces of the newest studies on the same servers, newest first. servers: the given ones; if empty, servers are started on this
-    machine with `engine`."""
+    """Return the paces of the newest studies on the same servers, newest first.
+
+    `servers` are the given ones; if empty, servers with `engine` are started on this machine.
+    """
     here = StudyOptions(servers=tuple(servers), engine=engine, machine=socket.gethostname())
     alike = [study for study in store.studies.all() if study.plan_version and _place(study.options) == _place(here)]
     found = (_pace_of(store, each) for each in alike[:_NEWEST])
@@ -34,6 +36,8 @@ def _pace_of(store: Store, study: StudyRecord) -> Pace | None:
 
 
 def _place(options: StudyOptions) -> tuple[object, ...]:
-    """Where trials run: the given servers, else the machine and engine. A given server's pace does not depend on who uses it."""
+    """Return where trials run: the given servers, else the machine and engine. A given server's pace does not depend on who uses
+    it.
+    """
     given = sorted(url.rstrip("/") for url in options.servers)
     return tuple(given) if given else (options.engine, options.machine)

@@ -13,7 +13,7 @@ from foundation.strict import explain
 class PlanningRefused(Exception):
     """The request cannot be planned as it stands. The message is one line that says what to do next.
 
-    nearest: what could be asked instead, nearest first (names of factors, metrics, instruments).
+    `nearest` lists what could be asked instead, nearest first (names of factors, metrics, instruments).
     """
 
     def __init__(self, message: str, nearest: Sequence[str] = ()) -> None:
@@ -22,7 +22,7 @@ class PlanningRefused(Exception):
 
 
 class SpecRefused(PlanningRefused):
-    """A setting of the study spec is wrong. problems: what is wrong, each with its dotted path (`compare.learning_rate`)."""
+    """A setting of the study spec is wrong. `problems` pairs dotted paths (`compare.learning_rate`) with what is wrong there."""
 
     def __init__(self, field: str, problem: str, nearest: Sequence[str] = ()) -> None:
         super().__init__(f"{field}: {problem}", nearest)
@@ -30,7 +30,7 @@ class SpecRefused(PlanningRefused):
 
 
 def refused_in(error: ValidationError, model: type[BaseModel]) -> list[SpecRefused]:
-    """One refused setting per bad field of the document."""
+    """Return one refused setting per bad field of the document."""
     return [
         SpecRefused(each.field, str(each).removeprefix(f"{each.field}: "), [each.nearest] if each.nearest else [])
         for each in explain(error, model)
@@ -46,7 +46,7 @@ class SeveralRefused(SpecRefused):
 
 
 class Refusals:
-    """Collects refused settings, to report all of them at once."""
+    """Collects refused settings, to report all of them together."""
 
     def __init__(self, found: Sequence[SpecRefused] = ()) -> None:
         self.found = list(found)
@@ -60,7 +60,7 @@ class Refusals:
             self.found.append(refused)
 
     def raise_any(self) -> None:
-        """Raises: SpecRefused, which names all recorded refusals."""
+        """Raise what was recorded, if anything. Raises: SpecRefused, which names all recorded refusals."""
         if self.found:
             raise self.found[0] if len(self.found) == 1 else SeveralRefused(self.found)
 

@@ -24,7 +24,7 @@ from foundation.commandline import UsageError
 from foundation.event_loop import on_stop_signals
 
 UI_TOKEN, MCP_TOKEN = "RESEARCHER_UI_TOKEN", "RESEARCHER_MCP_TOKEN"
-"""Environment variables. Separate tokens, so that an agent with the MCP token cannot answer gates on the page for a person."""
+"""Environment variables of the tokens. They are separate, so that an agent with the MCP token cannot answer gates on the page."""
 _LEAST_TOKEN_CHARS = 16
 _SECRET_BYTES = 32
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -32,9 +32,12 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Access rules of a web page or MCP server. host, port: where it listens. public_url: its URL behind a proxy.
-    variable: the environment variable of its token.
+    """Access rules of a web page or MCP server.
 
+    Args:
+        host, port: where it listens.
+        public_url: its URL behind a proxy.
+        variable: name of the environment variable that holds its token.
     Raises: UsageError if other machines could reach it without a token.
     """
 
@@ -49,7 +52,7 @@ class Access:
         public = urlsplit(self.public_url or "http://none")
         if public.scheme not in ("http", "https") or not public.netloc or public.path or public.query:
             raise UsageError(
-                f"--public-url {self.public_url!r} is not the address of a page; write it as https://name[:port]"
+                f"--public-url {self.public_url!r} is not a web address without a path; write it as https://name[:port]"
             )
         if self.token is None and (self.public_url is not None or not is_loopback(self.host)):
             raise UsageError(
@@ -76,8 +79,11 @@ class Access:
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def serves(self, host: str) -> bool:
-        """Whether a request with this `Host` header is meant for the page. On loopback, a foreign name that resolves to
-        127.0.0.1 (DNS rebinding) is refused. Elsewhere any name is fine, because the token decides."""
+        """Return whether a request with this `Host` header is meant for the page.
+
+        On loopback, a foreign name that resolves to 127.0.0.1 (DNS rebinding) is refused. Elsewhere any name is fine, because the
+        token decides.
+        """
         if not self.local:
             return True
         names = {*_LOOPBACK_NAMES, _named(self.host).lower()}
@@ -85,8 +91,10 @@ class Access:
         return host.lower() in (named if self.port != 80 else named | names)
 
     def is_own(self, host: str, origin: str | None, fetch_site: str | None) -> bool:
-        """Whether a request comes from a page of this origin, by the browser's headers `Origin` and `Sec-Fetch-Site`. True for
-        programs, which send neither."""
+        """Return whether a request comes from a page of this origin, by the browser's headers `Origin` and `Sec-Fetch-Site`.
+
+        True for programs, which send neither.
+        """
         if fetch_site not in (None, "same-origin"):
             return False
         if origin is None:
@@ -97,22 +105,22 @@ class Access:
     # -- people -------------------------------------------------------------------------------------------------------
 
     def knows(self, token: str) -> bool:
-        """Whether this is the token. False if no token is set; then nobody needs one."""
+        """Return whether this is the token. False if no token is set; then nobody needs one."""
         return self.token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
     def new_session(self) -> str:
-        """A new session cookie for a browser that may see the page."""
+        """Return a new session cookie for a browser that may see the page."""
         session = secrets.token_urlsafe(18)
         return f"{session}.{self._signed('session', session)}"
 
     def session(self, cookie: str) -> str | None:
-        """The session of a cookie; None if this process did not issue it."""
+        """Return the session of a cookie; None if this process did not issue it."""
         session, _, signature = cookie.partition(".")
         genuine = hmac.compare_digest(signature.encode(), self._signed("session", session).encode())
         return session if genuine else None
 
     def form_token(self, session: str) -> str:
-        """CSRF token of this session's forms."""
+        """Return the CSRF token of this session's forms."""
         return self._signed("form", session)
 
     def form_fits(self, session: str, token: str) -> bool:
@@ -123,12 +131,12 @@ class Access:
 
 
 def _named(host: str) -> str:
-    """The host as it appears in a URL."""
+    """Return the host as it appears in a URL."""
     return f"[{host}]" if ":" in host else host
 
 
 def load_token(environ: Mapping[str, str], file: Path | None, variable: str = UI_TOKEN) -> str | None:
-    """The token from the file, else from the environment variable. Raises: UsageError for an unusable token."""
+    """Return the token from the file, else from the environment variable. Raises: UsageError for an unusable token."""
     try:
         token = environ.get(variable) if file is None else file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -136,7 +144,9 @@ def load_token(environ: Mapping[str, str], file: Path | None, variable: str = UI
     if not token and file is None:
         return None
     if not token or len(token) < _LEAST_TOKEN_CHARS or not token.isascii():
-        raise UsageError(f"the token must have at least {_LEAST_TOKEN_CHARS} ASCII characters; `openssl rand -hex 24`")
+        raise UsageError(
+            f"the token must have at least {_LEAST_TOKEN_CHARS} ASCII characters; `openssl rand -hex 24` makes one"
+        )
     return token
 
 
@@ -145,7 +155,7 @@ _STOP_LIMIT_S = 5
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket; port 0 takes a free port. Raises: UsageError when it cannot be opened."""
+    """Open a listening socket; port 0 takes a free port. Raises: UsageError when it cannot be opened."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Name the protocol: without it, asyncio does not set TCP_NODELAY, and an answer takes 40 ms.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
@@ -161,7 +171,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def serve(app: ASGIApp, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM. ready: called once the server answers."""
+    """Serve until SIGINT or SIGTERM. Calls `ready` once the server answers."""
     asyncio.run(_Server(app, ready).serve(sockets=[listener]))
 
 

@@ -1,7 +1,7 @@
 """Views of a running study: its phase, trials with curves, the next stage, and the time left.
 
-`LiveView` redraws in place on a terminal (rich); `PlainView` prints a line per change, for logs and pipes; `JsonView` prints
-the same as JSON lines. Callers push changes to a view; it never queries anything.
+`LiveView` redraws in place on a terminal (rich). `PlainView` prints a line per change, for logs and pipes. `JsonView` prints the
+same as JSON lines. Callers push changes to a view; it never queries anything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 @dataclass(slots=True, kw_only=True)
 class TrialLine:
-    """One trial on display. curve: mean reward per step so far. held_out: the newest interim evaluation, as (step, reward)."""
+    """One trial on display.
+
+    `curve` is the mean reward per step so far. `held_out` is the newest interim evaluation, as (step, reward).
+    """
 
     arm: str
     seed: int
@@ -55,7 +58,7 @@ class StudyPicture:
 
 
 class View(Protocol):
-    """Receives a picture after each change; `say` prints a permanent line."""
+    """Receives a picture after each change. `say` prints a permanent line."""
 
     def show(self, picture: StudyPicture) -> None: ...
 
@@ -65,7 +68,7 @@ class View(Protocol):
 
 
 def sparkline(values: Iterable[float], *, low: float = 0.0, high: float = 1.0) -> str:
-    """Values as a row of block characters. Values outside [low, high] widen the range."""
+    """Draw values as a row of block characters. Values outside [low, high] widen the range."""
     numbers = list(values)
     if not numbers:
         return ""
@@ -75,7 +78,7 @@ def sparkline(values: Iterable[float], *, low: float = 0.0, high: float = 1.0) -
 
 
 def duration(seconds: float | None) -> str:
-    """`1 h 05 min`, `12 min`, `40 s`; a dash for None."""
+    """Format a duration: `1 h 05 min`, `12 min`, `40 s`; a dash for None."""
     if seconds is None:
         return "—"
     whole = max(0, round(seconds))
@@ -86,14 +89,14 @@ def duration(seconds: float | None) -> str:
 
 
 def left_text(picture: StudyPicture) -> str:
-    """The time left: `12 min (measured here)` or `12 min (estimated)`; a dash if unknown."""
+    """Format the time left: `12 min (measured here)` or `12 min (estimated)`; a dash if unknown."""
     if not picture.left_s:
         return duration(picture.left_s)
     return f"{duration(picture.left_s)} ({'measured here' if picture.left_measured else 'estimated'})"
 
 
 def losses_by_arm(trials: Iterable[TrialRecord]) -> dict[str, Attrition]:
-    """Attempts at episodes and causes of lost ones, by arm, over trials that recorded them."""
+    """Return the attempts at episodes and the causes of lost ones, by arm, over trials that recorded them."""
     found: dict[str, list[Attrition]] = {}
     for trial in trials:
         if trial.evidence is not None and trial.evidence.attrition is not None:
@@ -102,7 +105,7 @@ def losses_by_arm(trials: Iterable[TrialRecord]) -> dict[str, Attrition]:
 
 
 def losses_text(found: Attrition) -> str:
-    """`12 of 268 training attempts lost (rollout 10, server 2), 1 task set aside`; empty without losses."""
+    """Format losses: `12 of 268 training attempts lost (rollout 10, server 2), 1 task set aside`; empty without losses."""
     said = []
     for kind in KINDS:
         own = found.of(kind)
@@ -150,7 +153,7 @@ class Lines:
 
 
 class PlainView:
-    """One line per important change: a new phase, and each trial's start, quarters and end."""
+    """Prints one line per important change: a new phase, and each trial's start, quarters and end."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._lines = Lines(stream or sys.stderr)
@@ -174,11 +177,11 @@ class PlainView:
         self._lines.write(line)
 
     def close(self) -> None:
-        """Every line is written at once; nothing is kept back."""
+        """Do nothing: every line is written immediately."""
 
 
 class JsonView:
-    """`PlainView` as JSON lines on standard output."""
+    """Prints the same as `PlainView`, as JSON lines on standard output."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._lines = Lines(stream or sys.stdout)
@@ -205,11 +208,11 @@ class JsonView:
         self._lines.write(json.dumps({"message": line}))
 
     def close(self) -> None:
-        """Every line is written at once; nothing is kept back."""
+        """Do nothing: every line is written immediately."""
 
 
 def view_for(*, as_json: bool, stream: TextIO | None = None) -> View:
-    """The view that fits: JSON when asked for, live on a terminal that can redraw (`TERM=dumb` cannot), plain lines elsewhere."""
+    """Return the view that fits: JSON when asked for, live on a terminal that can redraw (`TERM=dumb` cannot), else plain lines."""
     if as_json:
         return JsonView()
     target = stream or sys.stderr

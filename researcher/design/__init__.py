@@ -1,1 +1,1 @@
-"""From a study spec to a plan: arms, hypotheses, stages, branches, seeds and price. Pure; it runs nothing."""
+"""Turns a study spec into a plan: arms, hypotheses, stages, branches, seeds and price. Pure; it runs nothing."""

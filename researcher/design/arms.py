@@ -1,9 +1,10 @@
-"""Arms and hypotheses of a question: one factor's levels, two factors in sequence, several crossed, or bundles of settings.
+"""Arms and hypotheses of a question: levels of one factor, two factors in sequence, several crossed factors, or bundles of
+settings.
 
-Crossed factors have two levels each. Up to three run in a full factorial, four or more in a half fraction. There the other
-factors determine the last factor's level (its sign is the product of theirs), so that main effects are not aliased with
-two-factor interactions. A side of a main effect or interaction is the mean over the arms with one sign; an interaction is half
-the difference between the effects of one factor at the two levels of the other, as is usual in experimental design.
+Crossed factors have two levels each. Up to three run in a full factorial, four or more in a half fraction. In a half fraction the
+last factor's sign is the product of the others' signs, so that main effects are not aliased with two-factor interactions. Each side
+of a main effect or interaction is the mean over the arms with one sign. An interaction is half the difference between the effects
+of one factor at the two levels of the other, as is usual in experimental design.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from swarm.protocol.runspec import RunSpec
 
 FULL_UP_TO = 3
 _BETWEEN = 3
-"""Arms of the fine grid between two neighbouring levels."""
+"""Number of arms in the fine grid between two neighbouring levels."""
 _LONGEST_TEXT, _BEGINNING = 60, 40
-"""Longest level in an arm's name, in characters, and how many characters of a longer one are kept."""
+"""Maximum length of a level in an arm's name, in characters, and the number of characters kept of a longer one."""
 _Signs = tuple[int, ...]
 _Named = tuple[str, Scalar]
-"""The name of a level, `FACTOR=LEVEL`, and the level."""
+"""A level's name, `FACTOR=LEVEL`, and the level."""
 
 
 # -- arms -----------------------------------------------------------------------------------------------------------
 
 
 def arms_of(question: Question) -> tuple[Arm, ...]:
-    """One arm per level, named after it (`names_of`); equal levels make arms with different names (a null study)."""
+    """Return one arm per level, named after it (see `names_of`). Equal levels make arms with different names (a null study)."""
     if question.bundles:
         return tuple(
             Arm(name=name, levels={factor.name: level for factor, level in settings})
@@ -56,7 +57,9 @@ def arms_of(question: Question) -> tuple[Arm, ...]:
 
 
 def arms_between(varied: Varied) -> tuple[Arm, ...]:
-    """Optuna's grid: values between neighbouring levels, on the factor's scale. Empty for non-numeric factors."""
+    """Return the grid for Optuna: arms with values between neighbouring levels, on the factor's scale. Empty for non-numeric
+    factors.
+    """
     factor, levels = varied.factor, [float(level) for level in varied.numbers]
     found: dict[str, Arm] = {}
     for (low, high), part in itertools.product(itertools.pairwise(levels), range(1, _BETWEEN + 1)):
@@ -70,10 +73,9 @@ def arms_between(varied: Varied) -> tuple[Arm, ...]:
 
 
 def groups_of(question: Question) -> list[tuple[Factor, tuple[Arm, ...]]]:
-    """The comparisons of a sequence: the first factor's arms, then the second's at each level of the first; baselines
-    first.
+    """Return the comparisons of a sequence: the first factor's arms, then the second factor's arms at each level of the first.
 
-    In the first comparison, the second factor is at its baseline.
+    Baselines come first. In the first comparison, the second factor is at its baseline.
     """
     one, two = question.varied
     first, second = _named(one), _named(two)
@@ -84,7 +86,7 @@ def groups_of(question: Question) -> list[tuple[Factor, tuple[Arm, ...]]]:
 
 
 def runs(factors: int) -> list[_Signs]:
-    """The factorial's runs, as signs: -1 for a factor's first level, 1 for its second."""
+    """Return the runs of a factorial as signs: -1 for a factor's first level, 1 for its second."""
     if factors <= FULL_UP_TO:
         return list(itertools.product((-1, 1), repeat=factors))
     return [(*signs, math.prod(signs)) for signs in itertools.product((-1, 1), repeat=factors - 1)]
@@ -92,11 +94,13 @@ def runs(factors: int) -> list[_Signs]:
 
 @lru_cache(maxsize=8)
 def screen_runs(factors: int) -> list[_Signs]:
-    """The screen's runs; the first has the first level of every factor. No main effect is aliased with another one, but some
-    may be aliased with two-factor interactions (resolution III): a screen explores, and a comparison confirms.
+    """Return the runs of a screen as signs; the first run has every factor at its first level.
 
-    Chooses the design with the fewest runs: a fractional factorial of resolution IV, else III, else Plackett and Burman's, which
-    takes 12 runs for 8 to 11 factors where a fractional factorial takes 16.
+    Main effects are not aliased with each other, but some may be aliased with two-factor interactions (resolution III). That is
+    enough for a screen, which explores; a comparison confirms.
+
+    Chooses the design with the fewest runs: a fractional factorial of resolution IV, else of resolution III, else a Plackett-Burman
+    design, which takes 12 runs for 8 to 11 factors where a fractional factorial takes 16.
     """
     from pydoe import fracfact_by_res, pbdesign  # takes more than a second to import, and only screens need it
 
@@ -113,7 +117,7 @@ def _design(question: Question) -> list[_Signs]:
 
 
 def _joined(question: Question, *parts: _Named) -> Arm:
-    """An arm that sets several factors, in the spec's order."""
+    """Return an arm that sets several factors, in the spec's order."""
     levels = {factor.name: level for factor, (_, level) in zip(question.factors, parts, strict=True)}
     return Arm(name=",".join(name for name, _ in parts), levels=levels)
 
@@ -122,9 +126,9 @@ def _joined(question: Question, *parts: _Named) -> Arm:
 
 
 def names_of(factor: Factor, levels: Sequence[Scalar]) -> tuple[str, ...]:
-    """`FACTOR=LEVEL` for each level, all different.
+    """Return a distinct name, `FACTOR=LEVEL`, for each level.
 
-    Different levels whose names would be equal get their file's folder, or else a hash. Equal levels get `-again`.
+    Different levels whose names would be equal get their file's folder, or else a hash, in the name. Equal levels get `-again`.
     """
     apart = {level: _name(factor, level) for level in levels}
     for by_folder in (True, False):
@@ -149,9 +153,9 @@ def _named(varied: Varied) -> list[_Named]:
 
 
 def _name(factor: Factor, level: Scalar, *, folders: int = 0) -> str:
-    """A long text is shortened to its beginning and its hash; the arm holds the full text."""
+    """Return `FACTOR=LEVEL`. A long level is shortened to its beginning and a hash; the arm keeps the full text."""
     text = level_text(level)
-    if factor.type == "data":  # the name of the file alone: the arm's level has its full path and digest
+    if factor.type == "data":  # only the file's name: the arm's level has the full path and digest
         text = "/".join(text.partition("#")[0].split("/")[-1 - folders :])
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_BEGINNING].rstrip()}-{_hash(text)}"
@@ -166,11 +170,11 @@ def _hash(text: str) -> str:
 
 
 def hypotheses_of(question: Question, arms: Sequence[Arm], between: Sequence[Arm] = ()) -> tuple[Hypothesis, ...]:
-    """One hypothesis for each treatment against the baseline.
+    """Return one hypothesis for each treatment against the baseline.
 
-    Crossed factors: main effects and two-factor interactions; screened factors: main effects only; a balance: each level
-    against the next smaller one; a trend: the change over its levels.
-    between: arms of a fine stage, which are treatments too.
+    Some designs differ. Crossed factors: main effects and two-factor interactions. Screened factors: main effects only. Balance:
+    each level against the next smaller one. Trend: the change over all levels. `between` are the arms of a fine stage, which are
+    treatments too.
     """
     usual = {
         "metric": question.metric.name,
@@ -189,7 +193,7 @@ def hypotheses_of(question: Question, arms: Sequence[Arm], between: Sequence[Arm
 
 
 def _pairs(question: Question, arms: Sequence[Arm], between: Sequence[Arm]) -> list[tuple[str, Arm, Arm]]:
-    """Each baseline and treatment, with the name of what differs between them."""
+    """Return each baseline and treatment, preceded by the name of the factor in which they differ."""
     if question.spec.design == "sequence":
         return [(factor.name, group[0], arm) for factor, group in groups_of(question) for arm in group[1:]]
     if question.bundles:
@@ -201,13 +205,13 @@ def _pairs(question: Question, arms: Sequence[Arm], between: Sequence[Arm]) -> l
 
 
 def _differing(arm: Arm, baseline: Arm) -> str:
-    """The factors in which a bundle differs from the baseline's, joined by ` + `."""
+    """Return the factors in which a bundle differs from the baseline, joined by ` + `."""
     names = dict.fromkeys([*arm.levels, *baseline.levels])
     return " + ".join(name for name in names if arm.levels.get(name) != baseline.levels.get(name)) or "nothing"
 
 
 def _contrast(question: Question, factor: str, baseline: Arm, treatment: Arm) -> dict[str, Any]:
-    """The hypothesis on two arms: a higher, lower or equal metric, as the spec claims; in a screen, a different one."""
+    """Return the hypothesis on two arms: a higher, lower or equal metric, as the spec claims; in a screen, a different one."""
     metric = question.metric
     said = f"{treatment.name} has {_more(question)} {metric.name} than {baseline.name}{_assumed(question)}"
     if question.spec.claim == "equal":
@@ -218,7 +222,7 @@ def _contrast(question: Question, factor: str, baseline: Arm, treatment: Arm) ->
 
 
 def _trend(question: Question, arms: Sequence[Arm]) -> dict[str, Any]:
-    """The hypothesis of a change from the first arm to the last; the arms are in order."""
+    """Return the hypothesis that the metric changes from the first arm to the last. The arms are in order."""
     (factor,), metric = question.factors, question.metric
     low, high = (level_text(arm.levels[factor.name]) for arm in (arms[0], arms[-1]))
     over = f"from {low} to {high}{', on a log scale' if factor.scale == 'log' else ''}"
@@ -231,7 +235,7 @@ def _trend(question: Question, arms: Sequence[Arm]) -> dict[str, Any]:
 
 
 def _crossed(question: Question, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
-    """Hypotheses of crossed arms. Main effects have the spec's claim; interactions and screens have none."""
+    """Yield the hypotheses of crossed arms. Main effects have the spec's claim; interactions and screens have none."""
     design, metric = _design(question), question.metric.name
     for place, each in enumerate(question.varied):
         baseline, treatment = names_of(each.factor, each.levels)
@@ -255,7 +259,7 @@ def _crossed(question: Question, arms: Sequence[Arm]) -> Iterator[dict[str, Any]
 
 
 def _sides(arms: Sequence[Arm], signs: Sequence[int]) -> dict[str, tuple[str, ...]]:
-    """Two sides: the mean over the arms with sign 1 against the mean over the others."""
+    """Split the arms into two sides by sign; each side is a mean over its arms. Sign 1 is the treatment side."""
     signed = [(arm.name, sign) for arm, sign in zip(arms, signs, strict=True)]
     return {
         "baseline_arms": tuple(name for name, sign in signed if sign < 0),
@@ -275,12 +279,12 @@ def _more(question: Question) -> str:
 
 
 def with_own_seeds(plan: Plan) -> Plan:
-    """The plan with a seed offset for every arm that runs the same as an earlier one. Call it again when stages change.
+    """Give each arm that runs the same as an earlier one its own seed offset. Call this again when stages change.
 
-    Two arms with equal settings and an equal seed are the same trial twice, and the copy would count as evidence. The
-    second arm's seeds therefore begin after the last one that the plan may need. Arms are compared by what runs (RunSpecs,
-    model, steps, task parameters), not by names: `4e-5` equals `0.00004`, a default that is set equals one that is
-    omitted, and a bundle may change nothing.
+    Two arms with equal settings and an equal seed are the same trial twice, and the copy would count as evidence. So the second
+    arm's seeds begin after the last seed that the plan may need. Arms are compared by what runs (RunSpecs, model, steps, task
+    parameters), not by name: `4e-5` equals `0.00004`, a default that is set equals one that is omitted, and a bundle may change
+    nothing.
 
     Raises: pydantic's ValidationError for an arm that no server would accept.
     """
@@ -303,7 +307,9 @@ def with_own_seeds(plan: Plan) -> Plan:
 
 
 def _what_runs(plan: Plan, arm: Arm) -> str:
-    """Everything that an arm's trials receive, except seeds. Factors that only other arms vary are at their defaults."""
+    """Return everything that an arm's trials receive, except seeds, as JSON. Factors that only other arms vary are at their
+    defaults.
+    """
     levels = plan.levels_of(arm)
     specs = [
         RunSpec.model_validate(plan.run_fields(levels, role)).model_dump(mode="json") for role in (None, *plan.roles)

@@ -1,4 +1,4 @@
-"""Arms, hypotheses and stages of each design for a question, and the decisions after each stage."""
+"""The arms, hypotheses and stages that each design makes of a question, and the decisions after each stage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from researcher.study.plan import Arm, Branch, Condition, Hypothesis, Relation, 
 from researcher.study.spec import DESIGNS
 
 _COSTS = ("wall_s", "tokens_sampled")
-"""Kinds of metrics that measure a level's cost."""
+"""Kinds of metrics that measure what a level costs."""
 _DECIDED = ("supported", "refuted", "equivalent")
 _RELATIONS: tuple[Relation, ...] = ("≪", "≈", "≫")
 _TURNED: dict[Relation, Relation] = {"≪": "≫", "≈": "≈", "≫": "≪"}
@@ -33,7 +33,7 @@ class Layout:
 
 
 def laid_out(question: Question, instrument: Instrument, seeds: Seeds) -> Layout:
-    """The layout of a question's design. Raises: SpecRefused for levels or options that the design cannot have."""
+    """Lay out the question's design. Raises: SpecRefused for levels or options that the design cannot have."""
     if question.spec.design in ("balance", "trend"):
         question = _ordered(question)
     if question.spec.design == "balance":
@@ -42,7 +42,9 @@ def laid_out(question: Question, instrument: Instrument, seeds: Seeds) -> Layout
     between = arms_between(question.varied[0]) if fine and question.varied else ()
     if fine and not between:
         name = question.factors[0].name
-        raise SpecRefused("fine", f"{name} has no levels between those compared for a fine stage to try; leave it out")
+        raise SpecRefused(
+            "fine", f"{name} has no values between the compared levels for a fine stage to try; leave it out"
+        )
     stages = _stages(question, arms, [arm.name for arm in between], seeds)
     return Layout(question, (*arms, *between), hypotheses_of(question, arms, between), stages)
 
@@ -59,8 +61,10 @@ def _stages(question: Question, arms: Sequence[Arm], between: Sequence[str], see
 
 
 def _noisy_arm(question: Question, arms: Sequence[Arm]) -> str:
-    """The arm for the noise floor: the baseline, or, if that is a control that trains nothing and hardly varies, another
-    arm; in a trend the middle level.
+    """Return the arm on which to measure the noise floor.
+
+    Normally the baseline; another arm if the baseline is a control that trains nothing, since it hardly varies; in a trend, the
+    middle level.
     """
     if question.spec.design == "trend":
         return arms[len(arms) // 2].name
@@ -69,30 +73,30 @@ def _noisy_arm(question: Question, arms: Sequence[Arm]) -> str:
 
 
 def _ordered(question: Question) -> Question:
-    """The question with its levels in order. A trend on a log scale is a line over the levels' logarithms.
+    """Sort the question's levels. A trend on a log scale is a line over the logarithms of the levels.
 
     Raises: SpecRefused for too few numeric levels, and for a trend with 0 on a log scale.
     """
     (varied,), design = question.varied, question.spec.design
     factor, levels, fewest = varied.factor, varied.numbers, DESIGNS[design].levels.start
     if len(levels) < fewest:
-        said = f"a {design} needs {fewest} or more levels of one number, and {factor.name} has {len(levels) or 'none'}"
-        raise SpecRefused("design", f"{said}; compare takes any", [factor.name])
+        said = f"a {design} needs at least {fewest} numeric levels of a factor, and {factor.name} has {len(levels) or 'none'}"
+        raise SpecRefused("design", f"{said}; compare takes any levels", [factor.name])
     if design == "trend" and factor.scale == "log" and levels[0] <= 0:
-        said = f"{level_text(levels[0])} has no place on the log scale of {factor.name}: leave it out, or use compare"
+        said = f"{level_text(levels[0])} is not on the log scale of {factor.name}: leave it out, or use compare"
         raise SpecRefused(f"compare.{factor.name}.levels", said, [factor.name])
     return replace(question, varied=(Varied(factor=factor, levels=levels),))
 
 
 def _balanced(question: Question, instrument: Instrument) -> Question:
-    """The question with a cost metric, and a note on the decision rule. Raises: SpecRefused if no metric measures cost."""
+    """Add a cost metric and a note on the decision rule to the question. Raises: SpecRefused if no metric measures cost."""
     metric, name = question.metric, question.factors[0].name
     named = [each for each in question.secondary if each.kind in _COSTS]
     costs = named or [each for each in instrument.metrics if each.kind in _COSTS]
     if not costs or metric.kind in _COSTS:
         raise SpecRefused(
             "design",
-            "a balance sets a gain against a cost: `metric` is the gain, and the instrument needs a metric of time or tokens",
+            "a balance weighs a gain against a cost: `metric` must be the gain, and the instrument needs a metric of time or tokens",
             [each.name for each in instrument.metrics if each.kind not in _COSTS][:MOST_NAMES],
         )
     note = (
@@ -113,7 +117,7 @@ def _balanced(question: Question, instrument: Instrument) -> Question:
 def branches_of(
     question: Question, stages: Sequence[Stage], hypotheses: Sequence[Hypothesis], *, allow_underpowered: bool
 ) -> tuple[Branch, ...]:
-    """Branches between stages, with exits for too much noise, a fired sentinel, or a decided look."""
+    """Return the branches between stages, with exits for too much noise, a fired sentinel, or a decided look."""
     design, last = question.spec.design, stages[-1]
     if question.screens:
         return (_stop(last, "every planned trial has ended; a screen explores and gives no verdict"),)
@@ -143,7 +147,7 @@ def branches_of(
 
 
 def _in_sequence(question: Question, stages: Sequence[Stage], hypotheses: Sequence[Hypothesis]) -> list[Branch]:
-    """The level to continue with: the supported one with the largest effect, else the baseline."""
+    """Return branches that continue with the supported level that has the largest effect, else with the baseline."""
     floor, compare, *following = stages
     one, second = (varied.factor.name for varied in question.varied)
     decided = {stage.id: [each for each in hypotheses if each.sides <= set(stage.arms)] for stage in stages}
@@ -159,10 +163,10 @@ def _in_sequence(question: Question, stages: Sequence[Stage], hypotheses: Sequen
 
 
 def _balances(question: Question, stage: Stage) -> list[Branch]:
-    """For each ordering of the arms, smallest level first: the smallest level that no larger one beats, as the best
-    balance of gain and cost.
+    """Return one branch per possible ordering of the arms, smallest level first.
 
-    `5 ≪ 15 ≈ 25` gives 15: it beats 5, and 25 does not beat it. Orderings with a gain after a loss give no level.
+    Each stops with the best balance of gain and cost: the smallest level that no larger one beats. `5 ≪ 15 ≈ 25` gives 15: it beats
+    5, and 25 does not beat it. Orderings with a gain after a loss give no branch.
     """
     arms, metric, found = stage.arms, question.metric, list[Branch]()
     for relations in itertools.product(_RELATIONS, repeat=len(arms) - 1):
@@ -178,7 +182,7 @@ def _balances(question: Question, stage: Stage) -> list[Branch]:
 
 
 def _ending(stage: Stage, hypotheses: Sequence[Hypothesis], at_end: Sequence[Branch] = ()) -> list[Branch]:
-    """Branches of the last stage. at_end: further ones, checked after the sentinels."""
+    """Return the branches of the last stage. `at_end` are further branches, checked after the sentinels."""
     found = [*_worthless(stage, hypotheses), *at_end]
     reason = "every planned trial has ended"
     if len(hypotheses) == 1:  # with several, some, all or none may be decided
@@ -188,7 +192,7 @@ def _ending(stage: Stage, hypotheses: Sequence[Hypothesis], at_end: Sequence[Bra
 
 
 def _worthless(stage: Stage, hypotheses: Sequence[Hypothesis]) -> list[Branch]:
-    """Exits for a sentinel that makes the numbers meaningless."""
+    """Return exits for sentinels that make the numbers meaningless."""
     reason = "a sentinel fired: the numbers do not answer the question"
     return [_verdict(stage, each, ("invalid",), reason) for each in hypotheses]
 

@@ -1,7 +1,7 @@
-"""Models of specs and plans, and the cost of hosting several in turn on one machine.
+"""Models of specs and plans, and the cost of hosting several models in turn on one machine.
 
-A folder's fingerprint is part of the plan. A name stands for the weights that the first trial finds, so that one spec gives
-the same plan on every machine.
+A folder's fingerprint is part of the plan. A name stands for whatever weights the first trial finds, so that one spec gives the
+same plan on every machine.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from swarm.protocol.errors import SwarmError
 BOOT_S = 45.0
 """Boot time of a server on two cores."""
 _SHOWN = 8
-"""How many hexadecimal digits of the fingerprint are part of a name."""
+"""Number of hexadecimal digits of a fingerprint to show in a model's name."""
 _MODEL = "model"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def with_models(spec: StudySpec, instrument: Instrument) -> tuple[StudySpec, dict[str, PlanModel]]:
-    """The spec with each model under its name in arms, reports and findings, and the models by these names.
+    """Replace models in the spec by the names used in arms, reports and findings; return it with the models by these names.
 
-    Raises: SpecRefused for an unknown model, or one named twice.
+    Raises: SpecRefused for an unknown model, or a model that the spec names twice.
     """
     bundled = [str(settings[_MODEL]) for settings in spec.arms.values() if _MODEL in settings]
     found = models_named([*spec.models, *bundled], declared=(instrument.model,))
     if instrument.roles and (bundled or len(spec.models) > 1):
         roles = ", ".join(instrument.roles)
         raise SpecRefused(
-            "model", f"trials of {instrument.name} train further models ({roles}), so arms cannot differ by it"
+            "model", f"trials of {instrument.name} train further models ({roles}), so arms cannot differ in the model"
         )
     names, first = {text: model.name for text, model in found.items()}, dict[str, str]()
     for text in spec.models:
@@ -52,9 +52,9 @@ def with_models(spec: StudySpec, instrument: Instrument) -> tuple[StudySpec, dic
 
 
 def models_named(texts: Iterable[str], declared: Collection[str] = ()) -> dict[str, PlanModel]:
-    """Each text with its model: equal for folders with equal weights; different models get different names.
+    """Map each text to its model. Folders with equal weights give the same model; different models get different names.
 
-    declared: model names that an instrument accepts unchecked. Raises: SpecRefused.
+    `declared` are model names that an instrument accepts unchecked. Raises: SpecRefused.
     """
     found, first = dict[str, PlanModel](), dict[str, PlanModel]()
     for text in texts:
@@ -69,7 +69,7 @@ def models_named(texts: Iterable[str], declared: Collection[str] = ()) -> dict[s
 
 
 def model_of(text: str, declared: Collection[str] = ()) -> PlanModel:
-    """The model with this name, or in this folder. A known name is never read as a folder: write `./NAME`.
+    """Return the model with this name or in this folder. A known name is never read as a folder: write `./NAME` for that.
 
     Raises: SpecRefused for an unknown name, or a folder without a checkpoint.
     """
@@ -87,14 +87,14 @@ def model_of(text: str, declared: Collection[str] = ()) -> PlanModel:
     hint = f"did you mean {guess}?" if guess else f"known names: {', '.join(known_names())}."
     raise SpecRefused(
         "model",
-        f"there is no model or folder {text!r}; {hint} Else give a hub name OWNER/NAME, or the path of a folder with a "
+        f"there is no model or folder {text!r}; {hint} Otherwise give a hub name OWNER/NAME, or the path of a folder with a "
         "Hugging Face checkpoint",
         known_names(),
     )
 
 
 def folder_model(path: Path) -> PlanModel:
-    """The model in a folder, identified by its weights. Raises: SpecRefused for a folder without a complete checkpoint."""
+    """Return the model in a folder, identified by its weights. Raises: SpecRefused for a folder without a complete checkpoint."""
     from swarm.models import resolve  # imports httpx, which names do not need
     from swarm.models.folder import has_tokenizer
 
@@ -110,21 +110,25 @@ def folder_model(path: Path) -> PlanModel:
 
 
 def models_of(arms: Sequence[Arm], factors: Sequence[Factor], named: Mapping[str, PlanModel]) -> tuple[PlanModel, ...]:
-    """The models by which arms differ, in the arms' order; empty if they share one. named: models of the spec, by name."""
+    """Return the models in which arms differ, in the arms' order; empty if all arms share one. `named` maps names to the spec's
+    models.
+    """
     names = [factor.name for factor in factors if factor.target == STUDY_MODEL]
     found = dict.fromkeys(str(arm.levels[name]) for arm in arms for name in names if name in arm.levels)
     return tuple(named.get(model) or PlanModel(name=model) for model in found)
 
 
 def model_factor(models: Sequence[str]) -> Factor:
-    """A factor whose levels are these models. models: names from `with_models`, the default first."""
+    """Return a factor whose levels are these models. `models` are names from `with_models`, the default first."""
     return Factor(name="model", target=STUDY_MODEL, type="choice", default=models[0], choices=tuple(models))
 
 
 def boots_s(plan: Plan, *, at_most: bool) -> float:
-    """Seconds for all boots if one server runs at a time and the executor takes turns: each stage runs its seeds in order, and
-    starts a seed with the hosted model. All arms of a stage count, because the survivors of a race are not known yet and may
-    be of any model."""
+    """Return the seconds spent on server boots if one server runs at a time and hosts the models in turn.
+
+    Each stage runs its seeds in order and starts each seed with the model hosted at that point. All arms of a stage count, because
+    the survivors of a race are not known yet and may use any model.
+    """
     if not plan.models:
         return 0.0
     boots, hosted, ran = 0, "", set[tuple[str, int]]()

@@ -1,4 +1,4 @@
-"""From a study spec to its plan: everything that decides the study is fixed here and hashed with the plan. Pure."""
+"""Turns a study spec into its plan: everything that decides the study is fixed here and hashed with the plan. Pure."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from swarm.models.catalogue import find
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 PLANNED_EFFECT = 1.5
-"""Planned effect in margins; it must be shown with the planned power."""
+"""Planned effect, in margins; the plan must detect it with the planned power."""
 DEFAULT_BUDGET_S = 8 * 3600.0
 _THINKING = "sampling.thinking"
 KeptModels = Callable[[str], PlanModel]
 SPEC = "spec"
-"""Author in all plans. The study's record names who wrote the spec."""
+"""Author recorded in all plans. The study's record names the author of the spec."""
 
 
 def plan_of(
@@ -66,19 +66,20 @@ def plan_of(
     planned_effect: float | None = None,
     kept: KeptModels | None = None,
 ) -> Plan:
-    """The plan of a spec, priced and checked. The same spec gives the same plan, whoever wrote it.
+    """Return the plan of a spec, priced and checked. The same spec gives the same plan, whoever wrote it.
 
     Args:
         folder: the instrument that the spec names.
         known: findings of earlier studies.
-        paces: durations of earlier trials on these servers, the newest first.
-        servers: number of trials at once; the price depends on it.
+        paces: speeds of earlier trials on these servers, newest first.
+        servers: number of servers to price the study for.
         allow_underpowered: run even if the noise is too large for the planned effect.
-        alpha: level for the family of its hypotheses, which determines intervals, power and looks.
-        heldout_from: number of the instrument's held-out tasks to skip, because other studies may score those.
-        heldout_tasks: number to score; None: as many as the instrument says.
-        planned_effect: effect for which seeds are counted, in the metric's unit; None: 1.5 margins.
-        kept: finds the model of a kept trial, STUDY/TRIAL (`researcher.kept_models`), or raises SpecRefused; None: there are none.
+        alpha: significance level of the family of hypotheses; determines intervals, power and looks.
+        heldout_from: number of the instrument's held-out tasks to skip, because other studies may score them.
+        heldout_tasks: number of held-out tasks to score; None: the instrument's default.
+        planned_effect: effect that the number of seeds is planned for, in the metric's unit; None: 1.5 margins.
+        kept: finds the model of a kept trial, STUDY/TRIAL (`researcher.kept_models`), or raises SpecRefused; None: no model was
+            kept.
     Raises: PlanningRefused, with one line that says what to change.
     """
     if not 0 < alpha < 0.5:
@@ -114,63 +115,66 @@ def plan_of(
 
 
 def _other(name: str, spec: StudySpec, folder: InstrumentFolder) -> InstrumentFolder:
-    """An instrument on whose held-out tasks trained models are scored. Raises: SpecRefused."""
+    """Return another instrument on whose held-out tasks to score trained models. Raises: SpecRefused."""
     try:
         other = open_instrument(name)
     except PlanningRefused as error:
         raise SpecRefused("evaluate_on", str(error), error.nearest) from error
     if other.instrument.name != name:
-        said = f"name the instrument, not its folder: {other.instrument.name}, among those that `researcher instruments` lists"
+        said = f"give the instrument's name ({other.instrument.name}), not its folder; `researcher instruments` lists the names"
         raise SpecRefused("evaluate_on", said)
     if name == folder.instrument.name or spec.evaluate_on.count(name) > 1:
         raise SpecRefused(
-            "evaluate_on", f"{name} is the study's own instrument, or named twice: every trial is scored on it anyway"
+            "evaluate_on",
+            f"{name} is the study's own instrument, on which every trial is scored anyway, or is named twice; leave it out",
         )
     generated = [each.instrument.name for each in (folder, other) if each.instrument.generated is not None]
     if generated:
         raise SpecRefused(
-            "evaluate_on", f"an LLM wrote {generated[0]}, whose code runs in a sandbox that sees one instrument alone"
+            "evaluate_on",
+            f"an LLM wrote {generated[0]}, and its code runs in a sandbox that sees only one instrument; leave it out",
         )
     teams = [each.instrument.name for each in (folder, other) if each.instrument.roles]
     if teams:
         raise SpecRefused(
             "evaluate_on",
-            f"{teams[0]} takes several models, and one plays the tasks of another instrument: leave it out",
+            f"{teams[0]} takes several models, but only one plays the tasks of another instrument: leave it out",
         )
     return other
 
 
 def _start(spec: StudySpec, instrument: Instrument, kept: KeptModels | None) -> PlanModel | None:
-    """The kept model that the spec starts from; None: the base model.
-
-    Raises: SpecRefused.
-    """
+    """Return the kept model that the spec starts from, or None for the base model. Raises: SpecRefused."""
     if spec.start_from == BASE:
         return None
     if spec.models or any("model" in settings for settings in spec.arms.values()):
-        said = f"all arms start from the weights of {spec.start_from}, and `model` names others: drop one of them"
+        said = (
+            f"all arms start from the weights of {spec.start_from}, but `model` names other weights: drop one of them"
+        )
         raise SpecRefused("start_from", said)
     if instrument.roles:
         said = f"trials of {instrument.name} train further models ({', '.join(instrument.roles)}), which have no weights to start from"
         raise SpecRefused("start_from", f"{said}; leave it out")
     if kept is None:
-        said = f"there are no studies here yet, so none has kept {spec.start_from}: leave it out to start from the model itself"
+        said = f"there are no studies here yet, so {spec.start_from} was not kept: leave it out to start from the base model"
         raise SpecRefused("start_from", said)
     return kept(spec.start_from)
 
 
 def split_heldout(available: int, wanted: int) -> tuple[int, int]:
-    """Numbers of held-out tasks for explorations and for confirmations, which share none: explorations score the first tasks,
-    confirmations the next ones (`plan_of`'s heldout_from).
+    """Return how many held-out tasks explorations and confirmations score; the two share none.
+
+    Explorations score the first tasks, confirmations the next ones (`heldout_from` of `plan_of`).
 
     Args:
-        available: number that the instrument has. wanted: number that a study scores.
+        available: number of held-out tasks that the instrument has.
+        wanted: number that a study should score.
     Returns: `wanted` each if there are enough, else half of them each; confirmations get the odd one.
     Raises: PlanningRefused if there are fewer than two.
     """
     if available < 2:
         raise PlanningRefused(
-            f"claims need held-out tasks that no exploration scored, one at least for each of the two, and the instrument has "
+            f"explorations and confirmations each need at least one held-out task of their own, and the instrument has "
             f"{available} in all: give it more held-out tasks"
         )
     return min(wanted, available // 2), min(wanted, available - available // 2)
@@ -184,7 +188,10 @@ def _designed(
     *,
     allow_underpowered: bool,
 ) -> Plan:
-    """The plan before its budget. models: those of the spec, by name. start: the kept model that all arms start from."""
+    """Return the plan before it is fitted to its budget.
+
+    `models` are those of the spec, by name. `start` is the kept model that all arms start from.
+    """
     spec, instrument, defaults = question.spec, folder.instrument, folder.instrument.defaults
     seeds = _seeds(instrument, spec)
     layout = laid_out(question, instrument, seeds)
@@ -236,7 +243,7 @@ def _designed(
 
 
 def _with_interim_stated(plan: Plan) -> Plan:
-    """The plan with a sentence about its interim evaluations; without any if no arm is long enough for one."""
+    """Add a sentence about interim evaluations to the plan, or turn them off if every arm is too short for one."""
     if not any(plan.interim_evaluations(arm.name) for arm in plan.arms):
         return plan.model_copy(update={"heldout_every": 0})
     steps = "every step" if plan.heldout_every == 1 else f"every {plan.heldout_every} steps"
@@ -248,9 +255,9 @@ def _with_interim_stated(plan: Plan) -> Plan:
 
 
 def _stop_thinking(question: Question, instrument: Instrument, models: Mapping[str, PlanModel]) -> tuple[str, ...]:
-    """An assumption that models do not think, if one of them could and nothing says whether it should.
+    """Return an assumption that models do not think before they answer, if one of them could and nothing says whether it should.
 
-    Answers are only as long as the instrument's own model needs: a thinking model would never reach its answer.
+    The length limit of answers suits the instrument's own model: a thinking model would never reach its answer.
     """
     others = [model for model in models.values() if find(model.name) is None and model.name != instrument.model]
     asked = [*question.factors, *(factor for factor, _ in question.settings)]
@@ -261,7 +268,7 @@ def _stop_thinking(question: Question, instrument: Instrument, models: Mapping[s
 
 
 def _run(question: Question, instrument: Instrument, settings: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Run settings of all arms. Raises: PlanningRefused if their shares leave nothing for the other families."""
+    """Return the run settings of all arms. Raises: PlanningRefused if their shares leave nothing for the other families."""
     run: Any = instrument.defaults.run
     if ALGORITHM in settings:
         run = with_algorithm(run, str(settings[ALGORITHM]))
@@ -280,12 +287,12 @@ def _patched(run: Any, settings: Mapping[str, Scalar], room: str) -> dict[str, A
 
 
 def _within(settings: Mapping[str, Scalar], room: str) -> dict[str, Scalar]:
-    """The settings whose targets begin with `room`, keyed by the rest of the target."""
+    """Return the settings whose targets begin with `room`, keyed by the rest of the target."""
     return {target.removeprefix(room): level for target, level in settings.items() if target.startswith(room)}
 
 
 def _with_algorithms_first(plan: Plan, settings: Mapping[str, Scalar]) -> Plan:
-    """If an arm's algorithm has other defaults than the instrument, those win, except over the spec's settings."""
+    """Let the defaults of an arm's algorithm override the instrument's where they differ, but never the spec's own settings."""
     yielding = plan.model_copy(update={"stated": tuple(_within(settings, "run."))})
     levels = [plan.levels_of(arm) for arm in plan.arms]
     same = all(
@@ -297,7 +304,7 @@ def _with_algorithms_first(plan: Plan, settings: Mapping[str, Scalar]) -> Plan:
 
 
 def _metrics(question: Question, instrument: Instrument) -> tuple[Metric, ...]:
-    """The primary metric, the spec's secondary ones (default: the instrument's), and those that sentinels need."""
+    """Return the primary metric, the spec's secondary metrics (default: the instrument's), and those that sentinels need."""
     first = tuple(metric.asked for metric in (question.metric, *question.secondary))
     names = {metric.name for metric in first}
     rest = [metric for metric in instrument.metrics if metric.name not in names and not metric.on_request]
@@ -305,7 +312,7 @@ def _metrics(question: Question, instrument: Instrument) -> tuple[Metric, ...]:
 
 
 def _assumed(question: Question) -> list[str]:
-    """Assumptions for what the spec leaves open, in words."""
+    """Describe the assumptions about what the spec leaves open."""
     metric = question.metric
     if question.screens:
         ranks = "factors by their effects on" if question.crossed else "arms by how far they are from the first on"
@@ -320,7 +327,7 @@ def _assumed(question: Question) -> list[str]:
 
 
 def _measured_apart(question: Question) -> list[str]:
-    """A caution if arms sample training episodes differently and are compared by a metric of those episodes."""
+    """Return a caution if the arms sample training episodes differently and are compared by a metric of those episodes."""
     names = [factor.name for factor in question.factors if factor.samples]
     if not names or not question.metric.on_training:
         return []
@@ -331,7 +338,10 @@ def _measured_apart(question: Question) -> list[str]:
 
 
 def _seeds(instrument: Instrument, spec: StudySpec) -> Seeds:
-    """Minimum and maximum seeds per arm. A bound in the spec replaces only that bound; a screen always runs the minimum."""
+    """Return the minimum and maximum seeds per arm.
+
+    A bound in the spec replaces only that bound. A screen always runs the minimum.
+    """
     usual, least, most = instrument.defaults, spec.seeds.min, spec.seeds.max
     if spec.design == "screen":
         if least and most and least < most:
@@ -343,15 +353,15 @@ def _seeds(instrument: Instrument, spec: StudySpec) -> Seeds:
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan, after checks that arm names differ, that a server would accept each arm, and that every stage leads somewhere;
-    with separate seeds for arms that run the same.
+    """Check the plan, and give arms that run the same separate seeds.
 
-    Raises: PlanningRefused.
+    Checks that arm names differ, that a server would accept each arm, and that every stage leads somewhere. Raises:
+    PlanningRefused.
     """
     shared = [name for name, count in Counter(arm.name for arm in plan.arms).items() if count > 1]
     if shared:
         raise PlanningRefused(
-            f"several arms would be called {shared[0]}, so that their trials could not be told apart; write their levels differently",
+            f"several arms would be called {shared[0]}, and their trials could not be told apart; write their levels differently",
             shared,
         )
     for arm in plan.arms:
@@ -375,15 +385,19 @@ def checked(plan: Plan) -> Plan:
     stages = {stage.id for stage in plan.stages}
     undecided = stages - {branch.stage for branch in plan.branches if branch.when.kind == "always"}
     if undecided:
-        raise ValueError(f"after stages {sorted(undecided)} the plan may decide nothing")
+        raise ValueError(
+            f"no branch is sure to be taken after stages {sorted(undecided)}; give each an unconditional one"
+        )
     into = {(branch.stage, branch.to) for branch in plan.branches if branch.then == "stage"}
     if {to for _, to in into} - stages or len({to for _, to in into}) < len(into):
-        raise ValueError("branches lead to stages that do not exist, or of two stages to the same one")
+        raise ValueError(
+            "a branch leads to a stage that does not exist, or branches of two stages lead to the same one"
+        )
     return Plan.model_validate(plan.model_dump())
 
 
 def _with_mixes_stated(plan: Plan) -> Plan:
-    """The plan with the complete mix of each arm that sets a share, in words, among its assumptions."""
+    """Add to the assumptions the complete mix of each arm that sets a share."""
     said = list(plan.assumptions)
     for arm in plan.arms:
         if any(factor.share and factor.name in arm.levels for factor in plan.factors):

@@ -1,6 +1,7 @@
-"""Cost of a plan: trials, wall time, the detectable effect; and the number of seeds that a budget allows.
+"""The cost of a plan (trials, wall time, detectable effect), and the number of seeds that a budget allows.
 
-A trial's duration is the instrument's estimate until trials of an earlier study, or a calibration, have measured it on the same servers.
+A trial's duration is the instrument's estimate until trials of an earlier study, or a calibration, have measured it on the same
+servers.
 """
 
 from __future__ import annotations
@@ -25,23 +26,25 @@ from researcher.study.spec import StudySpec
 from swarm.protocol.runspec import RunSpec
 
 _NOT_PACE = {"batch", "optimizer", "checkpoint", "limits"}
-"""Sections of a run that do not make its episodes slower. The number of episodes is counted separately."""
+"""Sections of a run that do not change how long an episode takes. The number of episodes is counted separately."""
 
 CALIBRATION_STEPS = 3
-"""Steps of a calibration's trials. The first compiles kernels, so that the others show the pace."""
+"""Steps per trial of a calibration. The first step compiles kernels; the others show the pace."""
 
 _LEAST_PROMPT = 100.0
-"""Tokens of a short task with its chat template."""
+"""Minimum prompt length, in tokens: a short task with its chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """Measured speed of an earlier study's trials on the servers to be used.
 
-    episode_s: seconds of a trial per trained episode, including the evaluations before and after training; of a calibration, seconds of
-    its steps alone.
-    episode_tokens: prompt and sampled tokens of an episode's calls. None: the engine did not count them.
-    around_s: seconds of a calibration's trial besides its steps, and what the first step takes longer. None: a whole trial was measured.
+    Args:
+        episode_s: seconds of a trial per trained episode, including the evaluations before and after training. For a calibration:
+            only the seconds of its steps.
+        episode_tokens: prompt and sampled tokens of an episode's calls. None: the engine did not count them.
+        around_s: seconds that a calibration's trial spends outside its steps, plus the first step's overhead. None: a whole trial
+            was measured.
     """
 
     study: str
@@ -52,7 +55,7 @@ class Pace:
 
     @classmethod
     def of(cls, study: str, plan: Plan, trials: Sequence[TrialRecord], events: Iterable[Event]) -> Pace | None:
-        """Median over trials that succeeded at the first attempt; None without any. events: the study's journal."""
+        """Return the median over trials that succeeded on the first attempt, or None without any. `events` is the study's journal."""
         took = at_first_attempt_s(trials, events)
         paces = [seconds / _played(plan, plan.arm(trial.arm)) for trial, seconds in took]
         if not paces:
@@ -63,8 +66,10 @@ class Pace:
 
     @classmethod
     def calibrated(cls, study: str, plan: Plan, trials: Sequence[TrialRecord], events: Iterable[Event]) -> Pace | None:
-        """From a calibration's trials, which are too short to be in proportion to whole ones: the mean over those that succeeded at the
-        first attempt."""
+        """Return the pace that a calibration's trials show: the mean over those that succeeded on the first attempt.
+
+        These trials are too short for their total time to be proportional to that of full trials, so steps are timed separately.
+        """
         steps, around = list[float](), list[float]()
         for trial, seconds in at_first_attempt_s(trials, events):
             step_s = [each for _, each in trial.series.get("step_s", ())]
@@ -83,20 +88,22 @@ class Pace:
         )
 
     def trial_s(self, plan: Plan, arm: Arm) -> float:
-        """Expected seconds of a trial of this arm of a plan that it fits. An interim episode of another plan than the calibration's is
-        taken to last as long as a trained one."""
+        """Return the expected seconds of one of this arm's trials; the plan must fit this pace.
+
+        With a calibration's pace, an interim episode is assumed to last as long as a trained one.
+        """
         if self.around_s is None:
             return self.episode_s * _played(plan, arm)
         trained, _, further = _episodes_of(plan, arm)
         return self.around_s + self.episode_s * (trained + further - _scored_elsewhere(plan))
 
     def fits(self, plan: Plan) -> bool:
-        """Whether this plan's trials do the same work: its models, tasks, evaluation and length of calls."""
+        """Return whether this plan's trials do the same work: same models, tasks, evaluation and call lengths."""
         return _work(self.plan) == _work(plan)
 
 
 def _tokens_per_episode(trials: Sequence[TrialRecord]) -> float | None:
-    """Mean over all trained episodes whose steps counted tokens."""
+    """Return the mean over all trained episodes of the steps that counted tokens."""
     called, episodes = 0.0, 0.0
     for trial in trials:
         played = dict(trial.series.get("episodes", ()))
@@ -119,10 +126,10 @@ def _work(plan: Plan) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Least and most cost of a plan. Wall time is for the given number of servers.
+    """Minimum and maximum cost of a plan. Wall time is for the given number of servers.
 
-    seeds_needed: per arm, for the instrument's stated σ; None without one. tokens: of agents' calls; None if the plan
-    does not limit them.
+    `seeds_needed` is per arm, for the instrument's stated σ; None if it states none. `tokens` counts the agents' calls; None if the
+    plan does not limit them.
     """
 
     trials: tuple[int, int]
@@ -132,7 +139,7 @@ class Price:
 
 
 def price_of(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
-    """The price from the plan's expected trial duration; an old plan has none, and then the instrument's counts."""
+    """Return the price from the plan's expected trial duration. An old plan has none and uses the instrument's estimate."""
     seconds = arm_seconds(plan if plan.trial_s else timed(plan, instrument))
     needed = min(len(stage.arms) for stage in plan.stages[-1:])
     at_once = max(1, min(servers // (1 + len(plan.roles)), needed))
@@ -147,10 +154,12 @@ def price_of(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
 
 
 def fitted(plan: Plan, instrument: Instrument, spec: StudySpec, *, servers: int) -> Plan:
-    """Fit the plan into its budget: lower the most seeds if not all fit. Raise them as far as the budget pays if the
-    instrument's σ needs more, and the spec gives a wall time but no most seeds.
+    """Fit the plan into its budget by changing the maximum number of seeds.
 
-    Raises: BudgetTooSmall if not even the least seeds fit; the message says what would.
+    Lowers the maximum if not all seeds fit. Raises it, as far as the budget pays, if the instrument's σ needs more seeds and the
+    spec gives a wall time but no maximum.
+
+    Raises: BudgetTooSmall if not even the minimum number of seeds fits; the message says what would.
     """
     last = plan.stages[-1]
     affordable = check_budget(plan, instrument, servers=servers, trials=spec.budget.trials)
@@ -177,9 +186,9 @@ def fitted(plan: Plan, instrument: Instrument, spec: StudySpec, *, servers: int)
 
 
 def check_budget(plan: Plan, instrument: Instrument, *, servers: int, trials: int | None = None) -> int:
-    """Seeds per arm that the budget pays for. trials: limit on trials; None: no limit.
+    """Return the number of seeds per arm that the budget pays for. `trials` limits the number of trials; None: no limit.
 
-    Raises: BudgetTooSmall if it does not pay for the plan's least.
+    Raises: BudgetTooSmall if the budget does not pay for the plan's minimum.
     """
     price, budget_s = price_of(plan, instrument, servers=servers), plan.budget.wall_s
     affordable = _affordable(plan, instrument, servers, trials)
@@ -187,18 +196,18 @@ def check_budget(plan: Plan, instrument: Instrument, *, servers: int, trials: in
     if price.wall_s[0] > budget_s:
         raise BudgetTooSmall(
             "budget.wall",
-            f"{price.trials[0]} trials take about {_time(price.wall_s[0])}, and {_time(budget_s)} are given: "
+            f"{price.trials[0]} trials take about {_time(price.wall_s[0])}, but the budget is {_time(budget_s)}: "
             f"give a budget of {math.ceil(price.wall_s[0] / 60)}m, or {fewer}",
         )
     if trials is not None and price.trials[0] > trials:
         raise BudgetTooSmall(
-            "budget.trials", f"{price.trials[0]} trials are the least, and {trials} are given: {fewer}"
+            "budget.trials", f"the study needs at least {price.trials[0]} trials, but the budget is {trials}: {fewer}"
         )
     return affordable
 
 
 def _affordable(plan: Plan, instrument: Instrument, servers: int, trials: int | None) -> int:
-    """Seeds per arm of the deciding stage that the budget pays for, if all other stages use their most."""
+    """Return the seeds per arm of the deciding stage that the budget pays for when all other stages use their maximum."""
 
     def price(most: int) -> Price:
         stages = tuple(stage.model_copy(update={"seeds": 1}) for stage in plan.stages)
@@ -214,7 +223,7 @@ def _affordable(plan: Plan, instrument: Instrument, servers: int, trials: int | 
 
 
 def calibrating(plan: Plan) -> Plan:
-    """The plan with trials of a few steps, for a calibration. Its work per episode, and time limits, stay."""
+    """Return the plan with trials of only a few steps, for a calibration. Its work per episode and its time limits stay the same."""
     lengths = {factor.name for factor in plan.factors if STUDY_STEPS in factor.targets}
     arms = [
         arm.model_copy(update={"levels": {name: level for name, level in arm.levels.items() if name not in lengths}})
@@ -224,8 +233,10 @@ def calibrating(plan: Plan) -> Plan:
 
 
 def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Plan:
-    """The plan with the expected seconds of its longest trial: as measured by the first pace that fits; else the instrument's
-    estimate, scaled by length and episodes per step. If tokens are limited, with the expected tokens, too."""
+    """Set the plan's expected seconds of its longest trial, and its expected tokens if they are limited.
+
+    The first pace that fits decides; without one, the instrument's estimate is scaled by length and episodes per step.
+    """
     pace = next((each for each in paces if each.fits(plan)), None)
     if plan.budget.tokens is not None:
         each = pace.episode_tokens if pace is not None else None
@@ -241,36 +252,37 @@ def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Pla
 
 
 def _played(plan: Plan, arm: Arm) -> float:
-    """Number of episodes that one trial of this arm trains, plus its interim episodes converted to trained ones.
+    """Return the number of episodes that one trial of this arm trains, plus its interim episodes converted to trained ones.
 
     Durations are known per trained episode, including the evaluations before and after training. An interim episode, or one of
-    another instrument, is taken to last as long as the trial's average episode.
+    another instrument, is assumed to last as long as the trial's average episode.
     """
     trained, around, further = _episodes_of(plan, arm)
     return trained * (1 + further / (trained + around))
 
 
 def _episodes_of(plan: Plan, arm: Arm) -> tuple[float, float, float]:
-    """Numbers of episodes of one trial of this arm: trained ones; those before and after training; and those of interim
-    evaluations and other instruments."""
+    """Return three numbers of episodes of one of this arm's trials: trained ones; those before and after training; and those of
+    interim evaluations and other instruments.
+    """
     trained = plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm))
     around = 2 * plan.heldout_tasks * plan.heldout_episodes
     return trained, around, plan.interim_evaluations(arm.name) * plan.interim_tasks + _scored_elsewhere(plan)
 
 
 def _scored_elsewhere(plan: Plan) -> int:
-    """Number of other instruments' episodes in one trial."""
+    """Return the number of episodes of other instruments in one trial."""
     return sum(each.tasks * each.episodes for each in plan.transfers)
 
 
 def _call_tokens(plan: Plan, arm: Arm) -> float:
-    """Estimated tokens of an episode before any was counted: one call with the longest answer and a prompt at least as long."""
+    """Estimate the tokens of an episode before any were counted: one call with the longest answer and a prompt at least as long."""
     usual = plan.run_fields(plan.levels_of(arm)).get("sampling", {}).get("max_tokens", RunSpec().sampling.max_tokens)
     return float(usual) + max(float(usual), _LEAST_PROMPT)
 
 
 def expected_tokens(plan: Plan) -> tuple[float, float] | None:
-    """Least and most tokens of all trials; None if the plan does not limit them."""
+    """Return the minimum and maximum tokens of all trials, or None if the plan does not limit them."""
     if plan.trial_tokens is None:
         return None
     played = {arm.name: sum(_episodes_of(plan, arm)) for arm in plan.arms}
@@ -279,24 +291,27 @@ def expected_tokens(plan: Plan) -> tuple[float, float] | None:
 
 
 def arm_seconds(plan: Plan) -> dict[str, float]:
-    """Expected seconds per trial, by arm; 0 if the plan has no expected duration."""
+    """Return the expected seconds per trial, by arm; 0 if the plan has no expected duration."""
     return _scaled(plan.trial_s or 0.0, {arm.name: _played(plan, arm) for arm in plan.arms})
 
 
 def _scaled(longest: float, work: dict[str, float]) -> dict[str, float]:
-    """Each arm's share of the longest trial's cost, in proportion to its work."""
+    """Scale the longest trial's cost to each arm, in proportion to its work."""
     return {name: longest * own / max(work.values()) for name, own in work.items()}
 
 
 def _episodes(run: dict[str, Any], levels: dict[str, Scalar]) -> float:
-    """Number of episodes per step."""
+    """Return the number of episodes per step."""
     batch = RunSpec().batch.model_dump() | run.get("batch", {})
     tasks = levels.get("run.batch.tasks", batch["tasks"])
     return float(tasks) * float(levels.get("run.batch.group_size", batch["group_size"]))
 
 
 def _expected_seeds(plan: Plan) -> int | None:
-    """Seeds per arm for the instrument's stated σ, if it states one. For the price only, never instead of the noise floor."""
+    """Return the seeds per arm that the instrument's stated σ calls for, or None if it states none.
+
+    Used only for the price, never instead of the noise floor.
+    """
     asked, metric = plan.hypotheses[0], plan.metric(plan.hypotheses[0].metric)
     if metric.sigma is None or plan.stages[-1].explores:
         return None

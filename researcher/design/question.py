@@ -1,4 +1,4 @@
-"""A spec in its instrument's terms: factors, levels, settings and metric instead of names.
+"""Resolves a spec's names into its instrument's factors, levels, settings and metric.
 
 Every name and level is checked here; unknown ones are refused with the nearest known names.
 """
@@ -42,7 +42,7 @@ _SOURCE_NOTE = "The plan holds the text of {}: edits of the file change nothing 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Varied:
-    """A factor by which arms differ. levels: the baseline first."""
+    """A factor in which arms differ. `levels` has the baseline first."""
 
     factor: Factor
     levels: tuple[Scalar, ...]
@@ -56,11 +56,14 @@ class Varied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A spec with its names resolved. varied: the compared factors, in the spec's order; empty if there are `bundles`.
+    """A spec with its names resolved.
 
-    bundles: arms that set several factors at once, the baseline first. settings: the same in all arms.
-    direction: claimed direction of the treatments' metric; without a claim, the better one.
-    alpha: level for the family of hypotheses that one stage decides.
+    Args:
+        varied: the compared factors, in the spec's order; empty if there are `bundles`.
+        bundles: arms that set several factors each, the baseline first.
+        settings: the settings that all arms share.
+        direction: claimed direction of the treatments' metric; without a claim, the better one.
+        alpha: significance level of the family of hypotheses that one stage decides.
     """
 
     spec: StudySpec
@@ -85,7 +88,7 @@ class Question:
 
     @property
     def crossed(self) -> bool:
-        """Whether arms combine two levels of each of several factors. Otherwise an arm is one level, or one bundle."""
+        """Whether each arm combines one of two levels of several factors. Otherwise an arm is one level, or one bundle."""
         return self.spec.design in CROSSED and len(self.varied) > 1
 
     @property
@@ -100,7 +103,7 @@ class Question:
 
 
 def question_of(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Question:
-    """The checked question. Raises: SpecRefused for every unknown name and level, else for every conflict between fields."""
+    """Return the checked question. Raises: SpecRefused for every unknown name and level, else for every conflict between fields."""
     question = named(spec, instrument, alpha)
     Refusals([*_misfits(question, instrument)]).raise_any()
     if spec.margin is not None:
@@ -146,12 +149,12 @@ def named(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Ques
 
 
 class InstrumentNames:
-    """Factors and metrics of an instrument by their names, plus the spec's models. spec None: no models."""
+    """The factors and metrics of an instrument by name, plus the spec's models. With `spec` None there are no models."""
 
     def __init__(self, instrument: Instrument, spec: StudySpec | None = None) -> None:
         self._instrument = instrument
         self.sources: dict[str, str] = {}
-        """Texts of the files whose functions were resolved so far."""
+        """Texts of the files whose functions have been resolved so far."""
         self._factors = {factor.name: factor for factor in instrument.factors if factor.target != STUDY_MODEL}
         if not any(factor.target == STUDY_STEPS for factor in instrument.factors):
             self._factors[_STEPS] = Factor(
@@ -166,7 +169,7 @@ class InstrumentNames:
             self._factors[_MODEL] = model_factor(list(dict.fromkeys([*own, *models])))
 
     def factor(self, name: str, field: str) -> Factor:
-        """Raises: SpecRefused."""
+        """Return the factor with this name. `field` is the spec field that names it. Raises: SpecRefused."""
         if name in self._factors:
             return self._factors[name]
         if name == _MODEL:
@@ -176,7 +179,7 @@ class InstrumentNames:
         raise _unknown(f"{field}.{name}", f"{self._instrument.name} has no factor {name!r}", name, names)
 
     def metric(self, name: str, field: str) -> Metric:
-        """Raises: SpecRefused."""
+        """Return the metric with this name. `field` is the spec field that names it. Raises: SpecRefused."""
         for metric in self._instrument.metrics:
             if metric.name == name:
                 return metric
@@ -187,7 +190,7 @@ class InstrumentNames:
         raise _unknown(field, f"{self._instrument.name} has no metric {name!r}", name, names)
 
     def settings(self, given: Mapping[str, Scalar], field: str, refusals: Refusals) -> tuple[Setting, ...]:
-        """Resolve and check each setting. refusals: collects the problems."""
+        """Resolve and check each setting. Problems are collected in `refusals`."""
         found: list[Setting] = []
         for name, level in given.items():
             with refusals.kept():
@@ -195,9 +198,9 @@ class InstrumentNames:
         return tuple(found)
 
     def setting(self, name: str, given: Scalar, field: str) -> Setting:
-        """Raises: SpecRefused, also for a level that the factor cannot take."""
+        """Resolve and check one setting. Raises: SpecRefused, also for a level that the factor cannot take."""
         if name == _STEPS and field == "set":
-            raise SpecRefused("set.steps", "the length of a trial is `steps: N`, beside `set`", [_STEPS])
+            raise SpecRefused("set.steps", "set the length of a trial with the top-level field `steps: N`", [_STEPS])
         factor = self.factor(name, field)
         level = as_level(factor, given)
         if factor.takes_functions and isinstance(level, str) and level not in factor.choices:
@@ -208,7 +211,7 @@ class InstrumentNames:
         return factor, _pinned(factor, level, f"{field}.{name}")
 
     def _read(self, level: str, field: str) -> str:
-        """The level as the spec names it; if it is a user's function, read its file. Raises: SpecRefused."""
+        """Return the level as the spec names it. If it is a user's function, read its file. Raises: SpecRefused."""
         try:
             source = read_function(level)
         except SourceFault as error:
@@ -220,7 +223,7 @@ class InstrumentNames:
 
 
 def _pinned(factor: Factor, level: Scalar, field: str) -> Scalar:
-    """A data file's full path with its digest, so that a study detects changes; other levels unchanged.
+    """Return a data file's full path with its digest, so that a study detects changes; other levels unchanged.
 
     Raises: SpecRefused for a missing file.
     """
@@ -231,13 +234,15 @@ def _pinned(factor: Factor, level: Scalar, field: str) -> Scalar:
     try:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        said = f"the file {source!r} cannot be read ({error.strerror}; looked for {file}); give its path from here, or its full path"
+        said = f"the file {source!r} cannot be read ({error.strerror}; looked for {file}); give its full path, or one relative to here"
         raise SpecRefused(field, said, [source]) from error
     return f"{file}{DIGEST}{digest[:_DIGITS]}"
 
 
 def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> SpecRefused:
-    """names: what each known name or alias stands for."""
+    """Return the refusal of an unknown name, with the nearest known one. `names` maps each known name or alias to its declared
+    name.
+    """
     spoken = name.replace("_", " ")
     guess = names.get(spoken) or names.get(nearest(name, names) or nearest(spoken, names) or "")
     if guess is not None:
@@ -249,20 +254,23 @@ def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> Spec
 
 
 def _compared(known: InstrumentNames, name: str, given: Compared) -> Varied:
-    """The levels to compare. The baseline is the first level unless stated, as in `--vary`; for a single level, the default."""
+    """Return the levels to compare, baseline first.
+
+    Unless stated, the baseline is the first level, as in `--vary`; for a single level, the default.
+    """
     factor = known.factor(name, "compare")
     levels = [known.setting(name, level, "compare")[1] for level in given.levels]
     if given.baseline is not None:
         levels.insert(0, known.setting(name, given.baseline, "compare")[1])
     elif len(levels) == 1:
         if factor.default == "":
-            raise SpecRefused(f"compare.{name}", f"{name} has no default: name its baseline", [name])
+            raise SpecRefused(f"compare.{name}", f"{name} has no default level: name a baseline", [name])
         levels.insert(0, _pinned(factor, factor.default, f"compare.{name}"))
     return Varied(factor=factor, levels=tuple(levels))
 
 
 def _baseline_note(varied: Varied, given: Compared, spec: StudySpec) -> list[str]:
-    """The assumed baseline, if the spec names none and the design has one."""
+    """Return a note on the assumed baseline if the spec names none and the design has one."""
     if given.baseline is not None or spec.design in ("balance", "trend", "screen"):
         return []
     which = "the first level" if len(given.levels) > 1 else "the instrument's default"
@@ -271,11 +279,11 @@ def _baseline_note(varied: Varied, given: Compared, spec: StudySpec) -> list[str
 
 
 def _misfits(question: Question, instrument: Instrument) -> Iterator[SpecRefused]:
-    """Conflicts between fields whose names the instrument all knows."""
+    """Yield conflicts between fields, given that the instrument knows all their names."""
     spec, metric = question.spec, question.metric
     low, high = (0.0, 1.0) if metric.kind == "heldout_accuracy" else instrument.reward or (0.0, math.inf)
     if spec.margin and metric.kind in ("heldout_accuracy", *REWARDS) and spec.margin >= high - low:
-        said = f"{metric.name} moves by less than {high - low:g}: within {spec.margin:g} everything would be equal"
+        said = f"{metric.name} can differ by at most {high - low:g}: with a margin of {spec.margin:g} everything would be equal"
         yield SpecRefused("margin", said)
     lengths = [factor.name for factor in question.factors if STUDY_STEPS in factor.targets]
     if lengths and metric.kind in UNTIL:
@@ -283,19 +291,19 @@ def _misfits(question: Question, instrument: Instrument) -> Iterator[SpecRefused
         yield SpecRefused(
             "metric",
             f"{metric.name} cannot compare arms that differ in {lengths[0]}: an arm that ends before it reaches the "
-            f"threshold has no count. Choose another metric, such as {' or '.join(others[:2])}",
+            f"threshold has no value. Choose another metric, such as {' or '.join(others[:2])}",
             others[:MOST_NAMES],
         )
     steps = spec.steps or instrument.defaults.steps
     if spec.heldout_every and instrument.roles:
         yield SpecRefused("heldout_every", f"{NO_INTERIM_FOR_TEAMS}; leave it out")
     elif spec.heldout_every and spec.heldout_every >= steps and not lengths:
-        said = f"trials have {steps} steps, so that no evaluation comes before the one after training: give at most {steps - 1}"
+        said = f"trials have {steps} steps, so no evaluation would come before the one after training: give at most {steps - 1}"
         yield SpecRefused("heldout_every", said if steps > 1 else "trials have one step: leave it out")
     fixed = [factor.name for factor, _ in question.settings if factor.share]
     moved = [factor.name for factor in question.factors if factor.share]
     if fixed and moved:
-        said = f"{moved[0]} is varied, and that changes what is left for {fixed[0]}; drop one of them"
+        said = f"varying {moved[0]} changes what is left for {fixed[0]}; drop one of them"
         yield SpecRefused(f"set.{fixed[0]}", said, fixed)
     given = {factor.name for factor in (*question.factors, *(factor for factor, _ in question.settings))}
     for factor in instrument.factors:
@@ -305,9 +313,9 @@ def _misfits(question: Question, instrument: Instrument) -> Iterator[SpecRefused
 
 
 def _with_effect(question: Question, instrument: Instrument) -> Question:
-    """Add settings that a varied factor needs to have any effect, if the spec leaves them open (`Factor.needs_any`).
+    """Add settings that a varied factor needs in order to have any effect, if the spec leaves them open (`Factor.needs_any`).
 
-    Raises: SpecRefused if the spec's own settings make it ineffective.
+    Raises: SpecRefused if the spec's own settings keep the factor from having an effect.
     """
     declared = {factor.name: factor for factor in instrument.factors}
     for factor in question.factors:
@@ -332,7 +340,7 @@ def _with_effect(question: Question, instrument: Instrument) -> Question:
 
 
 def _levels_in(question: Question, factor: Factor) -> list[Scalar]:
-    """All levels of the factor over the arms."""
+    """Return all levels of the factor over the arms."""
     varied = [level for each in question.varied if each.factor == factor for level in each.levels]
     everywhere = next((level for each, level in question.settings if each == factor), factor.default)
     arms = [next((level for each, level in arm if each == factor), everywhere) for arm in question.bundles.values()]

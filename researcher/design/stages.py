@@ -1,11 +1,11 @@
 """The stages of each design, and their cost in trials.
 
 noise floor → compare                                    two arms, or a few
-noise floor → look → … → look                            the same with alpha spent over several looks
-noise floor → race → … → race → [fine →] confirm         many arms: successive halving, the best on fresh seeds
-noise floor → compare → fine → confirm                   a few, and the best of the levels between them on fresh seeds
+noise floor → look → … → look                            the same, with alpha spent over several looks
+noise floor → race → … → race → [fine →] confirm         many arms: successive halving, then the best arm on fresh seeds
+noise floor → compare → fine → confirm                   a few arms, then the best level between them on fresh seeds
 noise floor → compare A → compare B at one level of A    two factors in sequence
-screen                                                   many factors, levels or bundles: tests nothing that could lack power
+screen                                                   many factors, levels or bundles; there is no test that could lack power
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from researcher.study.plan import Plan, Stage, StageKind
 POWER = 0.8
 NOISE_FLOOR, COMPARE, CONFIRM, FINE, SCREEN = "noise-floor", "compare", "confirm", "fine", "screen"
 SCREEN_SEEDS = 2
-"""Seeds per arm unless the spec says otherwise: few are enough, as a screen pools the noise of all its trials."""
+"""Seeds per arm unless the spec says otherwise. Few are enough, because a screen pools the noise of all its trials."""
 LAST_SEED = 2**31 - 1
 """The largest seed that a run accepts (swarm.protocol.runspec.RunSpec)."""
 _RUNG_SEEDS = 2
 Seeds = tuple[int, int]
-"""Least and most seeds per arm."""
+"""Minimum and maximum seeds per arm."""
 
 
 def stage(name: str, kind: StageKind, arms: Iterable[str], seeds: Seeds, **more: Any) -> Stage:
@@ -35,9 +35,10 @@ def stage(name: str, kind: StageKind, arms: Iterable[str], seeds: Seeds, **more:
 
 
 def compared(arms: Sequence[str], noisy: str, seeds: Seeds, looks: int, alpha: float) -> tuple[Stage, ...]:
-    """A noise floor on one of the arms, then all arms on the same seeds and more, with one look or several.
+    """Return a noise floor on one of the arms, then all arms on at least the same seeds, with one or more looks.
 
-    alpha: total over all looks."""
+    `alpha` is the total over all looks.
+    """
     floor = _floor(noisy, seeds)
     if looks == 1:
         return floor, stage(COMPARE, StageKind.COMPARE, arms, seeds)
@@ -50,10 +51,9 @@ def compared(arms: Sequence[str], noisy: str, seeds: Seeds, looks: int, alpha: f
 
 
 def spending(shares: Sequence[float], alpha: float) -> list[float]:
-    """Alpha of each look by the O'Brien-Fleming-like spending function: little early, most at the end.
+    """Return the alpha of each look by the O'Brien-Fleming-like spending function: little early, most at the end.
 
-    The parts add up to alpha (a union bound), whatever the looks' dependence. Source: Lan and DeMets 1983, Biometrika
-    70.
+    The parts add up to alpha (a union bound), however the looks depend on each other. Source: Lan and DeMets 1983, Biometrika 70.
     """
     from scipy import stats
 
@@ -65,10 +65,11 @@ def spending(shares: Sequence[float], alpha: float) -> list[float]:
 def raced(
     treatments: Sequence[str], between: Sequence[str], baseline: str, seeds: Seeds, fine: int, *, racing: bool
 ) -> tuple[Stage, ...]:
-    """Rungs of a race, each with half the arms and twice the seeds; a fine stage if requested; the best arm, confirmed.
+    """Return the rungs of a race, each with half the arms and twice the seeds; a fine stage if requested; and the confirmation of
+    the best arm.
 
-    If treatments do not race, all of them are compared first, and the confirmation tests the best fine arm.
-    between: arms from which Optuna picks. The confirmation uses fresh seeds.
+    If treatments do not race, all of them are compared first, and the confirmation tests the best fine arm. Optuna picks from the
+    arms `between`. The confirmation uses fresh seeds.
     """
     stages = [_floor(baseline, seeds)]
     if racing:
@@ -89,10 +90,10 @@ def raced(
 
 
 def in_sequence(question: Question, seeds: Seeds) -> tuple[Stage, ...]:
-    """The first comparison, and a comparison of the second factor for each possible first level; one of these runs.
+    """Return the first comparison, and one comparison of the second factor for each level of the first; only one of these runs.
 
-    All of its arms run on fresh seeds, even the one that ran in the first comparison. That arm was chosen because it looked
-    best on its seeds: measured on them again, it would look too good, and the second factor's other levels too bad.
+    All of its arms run on fresh seeds, even the arm that ran in the first comparison. That arm was chosen because it looked best on
+    its seeds: on the same seeds again, it would look too good, and the second factor's other levels too bad.
     """
     first, *following = [tuple(arm.name for arm in arms) for _, arms in groups_of(question)]
     one, second = question.varied
@@ -111,7 +112,7 @@ def _floor(arm: str, seeds: Seeds) -> Stage:
 
 
 def with_most(stages: Sequence[Stage], most: int) -> tuple[Stage, ...]:
-    """The stages with at most `most` seeds per arm in deciding stages. Fresh seeds stay above all others."""
+    """Limit deciding stages to `most` seeds per arm. Fresh seeds stay above all others."""
     sized: list[Stage] = []
     for each in stages:
         before = [mine for own, mine in zip(stages, sized, strict=False) if own.first_seed < each.first_seed]
@@ -125,9 +126,9 @@ def with_most(stages: Sequence[Stage], most: int) -> tuple[Stage, ...]:
 
 
 def with_seeds(stages: Sequence[Stage], seeds: int) -> tuple[Stage, ...]:
-    """The stages laid out for exactly `seeds` per arm.
+    """Lay out the stages for exactly `seeds` per arm.
 
-    A look keeps its share of the seeds, a rung its least and its lead over the previous rung, a fine stage its own.
+    A look keeps its share of the seeds, a rung its minimum and its lead over the previous rung, and a fine stage its own seeds.
     """
     first_rung = next((each.seeds for each in stages if each.kind is StageKind.COARSE), 1)
 
@@ -143,24 +144,24 @@ def with_seeds(stages: Sequence[Stage], seeds: int) -> tuple[Stage, ...]:
 
 
 def check_seeds(plan: Plan) -> None:
-    """Raises: PlanningRefused if an arm could need seeds above `LAST_SEED`."""
+    """Check the plan's seeds. Raises: PlanningRefused if an arm could need seeds above `LAST_SEED`."""
     over = plan.last_seed - LAST_SEED
     if over > 0:
         first = min(each.first_seed for each in plan.stages)
         raise PlanningRefused(
-            f"seeds go up to {LAST_SEED}, and from {first} on this plan may need {over} more than there are: give "
+            f"the largest seed is {LAST_SEED}; starting at {first}, this plan may need {over} more seeds than remain: give "
             f"--first-seed {max(0, first - over)} or less, or fewer --seeds"
         )
 
 
 def cost(plan: Plan, seconds: Mapping[str, float], *, at_most: bool) -> tuple[int, float]:
-    """Number of trials and their total seconds, with each stage's least or most seeds; a trial counts once.
+    """Return the number of trials and their total seconds, with the minimum or maximum seeds of each stage; a trial counts once.
 
     Of alternative stages, only one of which runs, the most expensive counts.
     """
     baselines = {arm for hypothesis in plan.hypotheses for arm in hypothesis.baselines}
     run: dict[tuple[str, int], int] = {}
-    """Largest number of seeds that an arm has run, by arm and first seed."""
+    """Largest number of seeds that each arm has run, by arm and first seed."""
     prices: dict[tuple[str, ...], tuple[float, int]] = {}
     for each in plan.stages:
         seeds, chosen = each.max_seeds if at_most else each.seeds, each.keep or each.picks

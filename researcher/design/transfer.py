@@ -1,4 +1,4 @@
-"""Scoring trained models on held-out tasks of other instruments: the plan's fields for it, and the metrics that it adds."""
+"""Scores trained models on held-out tasks of other instruments: the plan's fields for it, and the metrics that it adds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from researcher.study.plan import Plan, Transfer
 
 
 def scored_on(plan: Plan, others: Sequence[InstrumentFolder]) -> Plan:
-    """The plan whose trials also play held-out tasks of these instruments, once after training."""
+    """Return the plan with trials that also play held-out tasks of these instruments, once after training."""
     if not others:
         return plan
     transfers = tuple(_transfer(each) for each in others)
@@ -39,7 +39,7 @@ def _transfer(folder: InstrumentFolder) -> Transfer:
 
 
 def _metrics(instrument: Instrument) -> list[Metric]:
-    """The instrument's own metrics of held-out tasks after training, or the reward, with the instrument in their names."""
+    """Return the instrument's own metrics of held-out tasks after training, else its reward, with the instrument in their names."""
     own = [
         metric
         for metric in instrument.metrics

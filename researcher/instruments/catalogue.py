@@ -1,6 +1,6 @@
-"""Instruments on this machine: find them, read `instrument.toml`, validate, hash.
+"""Instruments on this machine: finds them, reads `instrument.toml`, validates and hashes them.
 
-Looks in `studies/` of the clone and in the folders of `RESEARCHER_STUDIES`; a folder may also be given directly.
+Looks in `studies/` of the clone and in the folders listed in `RESEARCHER_STUDIES`. A folder may also be given directly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN_STUDIES = shipped("studies")
 
 @dataclass(frozen=True, slots=True)
 class InstrumentFolder:
-    """An instrument on this machine. code: SHA-256 over the files of its folder."""
+    """An instrument on this machine. `code` is the SHA-256 over the files of its folder."""
 
     instrument: Instrument
     path: Path
@@ -37,9 +37,10 @@ class InstrumentFolder:
 
 
 def available(environ: Mapping[str, str] | None = None) -> list[InstrumentFolder]:
-    """Every instrument, by name.
+    """Return every instrument, sorted by name.
 
-    Raises: PlanningRefused for a wrong declaration, two instruments of one name, or a missing folder of RESEARCHER_STUDIES.
+    Raises: PlanningRefused for an invalid declaration, two instruments with the same name, or a missing folder of
+    RESEARCHER_STUDIES.
     """
     paths = dict.fromkeys(path.resolve() for root in _roots(environ) for path in _declared(root))
     found = [read_instrument(path) for path in paths]
@@ -51,14 +52,11 @@ def available(environ: Mapping[str, str] | None = None) -> list[InstrumentFolder
 
 
 def open_instrument(name: str, environ: Mapping[str, str] | None = None) -> InstrumentFolder:
-    """Open an instrument by name or folder.
-
-    Raises: PlanningRefused with the nearest names.
-    """
+    """Open an instrument by name or folder. Raises: PlanningRefused with the nearest names."""
     if declaration_in(Path(name)) is not None:
         return read_instrument(Path(name))
     if os.sep in name:
-        raise PlanningRefused(f"no instrument in {name!r}: the folder holds no {DECLARATION}")
+        raise PlanningRefused(f"no instrument in {name!r}: the folder contains no {DECLARATION}")
     known = {each.instrument.name: each for each in available(environ)}
     if name in known:
         return known[name]
@@ -71,14 +69,16 @@ def open_instrument(name: str, environ: Mapping[str, str] | None = None) -> Inst
 
 
 def as_frozen(folder: InstrumentFolder, code: str) -> InstrumentFolder:
-    """The folder under a plan's digest of it, if an earlier version had that digest and only the declaration changed since."""
+    """Give the folder the digest that a plan has for it, if an earlier version had that digest and only the declaration changed
+    since.
+    """
     return replace(folder, code=code) if code in folder.instrument.earlier else folder
 
 
 def read_instrument(path: Path) -> InstrumentFolder:
     """Read and check one folder.
 
-    Raises: PlanningRefused naming the file and each bad field, misspelt ones with the nearest name.
+    Raises: PlanningRefused, which names the file and each bad field; for a misspelt field, also the nearest name.
     """
     file = declaration_in(path) or path / DECLARATION
     try:
@@ -100,25 +100,22 @@ def read_instrument(path: Path) -> InstrumentFolder:
 
 
 def declaration_in(folder: Path) -> Path | None:
-    """The folder's declaration file, or None.
-
-    Raises: PlanningRefused when there are two.
-    """
+    """Return the folder's declaration file, or None. Raises: PlanningRefused when there are two."""
     found = [folder / name for name in (DECLARATION, OLD_DECLARATION) if (folder / name).is_file()]
     if len(found) > 1:
         raise PlanningRefused(
-            f"{folder} holds {DECLARATION} and {OLD_DECLARATION}, an instrument's old and new declaration; keep one of them"
+            f"{folder} contains both {DECLARATION} and its old form {OLD_DECLARATION}; keep one of them"
         )
     return found[0] if found else None
 
 
 def folder_digest(path: Path) -> str:
-    """SHA-256 over names and contents of the folder's files."""
+    """Return the SHA-256 over the names and contents of the folder's files."""
     return files_digest((name, file.read_bytes()) for name, file in visible_files(path))
 
 
 def files_digest(files: Iterable[tuple[str, bytes]]) -> str:
-    """The same digest from names and contents of files. files: sorted by name."""
+    """Return the same digest from names and contents of files, which must be sorted by name."""
     digest = hashlib.sha256()
     for name, content in files:
         digest.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())

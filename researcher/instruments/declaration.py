@@ -1,5 +1,6 @@
 """Reads an `instrument.toml`, merges it with what all instruments share (`factors.toml`, `metrics.toml`), and checks its
-consistency."""
+consistency.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ _TARGETS = "run.<field>, roles.<role>.<field>, task.<name>, study.steps, study.m
 
 
 def instrument_of(declared: dict[str, Any]) -> Instrument:
-    """The declaration merged with the shared ones. Raises: ValidationError."""
+    """Merge the declaration with the shared factors and metrics. Raises: ValidationError."""
     for what, merged in (("factors", _factors), ("metrics", _metrics)):
         own = declared.get(what, [])
         if isinstance(own, list) and all(isinstance(each, dict) for each in own):  # else validation reports it
@@ -48,18 +49,18 @@ def instrument_of(declared: dict[str, Any]) -> Instrument:
 
 
 def shared_factors() -> list[Factor]:
-    """Factors of every run, unless an instrument overrides them."""
+    """Return the factors of every run, unless an instrument overrides them."""
     return [Factor.model_validate(each) for each in _shared("factors").values()]
 
 
 def shared_metrics() -> list[Metric]:
-    """Metrics of every run, unless an instrument overrides them."""
+    """Return the metrics of every run, unless an instrument overrides them."""
     return [Metric.model_validate(each) for each in _shared("metrics").values()]
 
 
 @cache
 def _shared(what: str) -> dict[str, dict[str, Any]]:
-    """Entries of `factors.toml` or `metrics.toml`, by name."""
+    """Return the entries of `factors.toml` or `metrics.toml`, by name."""
     text = Path(__file__).with_name(f"{what}.toml").read_text(encoding="utf-8")
     found = {each["name"]: each for each in tomllib.loads(text)[what]}
     for each in found.values():
@@ -69,7 +70,9 @@ def _shared(what: str) -> dict[str, dict[str, Any]]:
 
 
 def _factors(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Own factors over shared ones of the same name, field by field; a run setting in the declaration becomes the default."""
+    """Merge the instrument's own factors into shared ones of the same name, field by field. A run setting in the declaration
+    becomes the factor's default.
+    """
     shared = dict[str, dict[str, Any]]()
     for name, each in _shared("factors").items():
         usual = leaf_at(declared.get("defaults"), each["target"].removeprefix("study.").split("."))
@@ -83,8 +86,10 @@ def _factors(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dic
 
 
 def _metrics(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Own metrics over shared ones of the same name, field by field, unless the kind differs. Words that an instrument gives
-    to a metric are removed from the shared ones."""
+    """Merge the instrument's own metrics into shared ones of the same name, field by field, unless the kind differs.
+
+    Topic words that the instrument gives to a metric are removed from the shared metrics.
+    """
     taken = {
         str(alias).casefold() for each in own if isinstance(each.get("aliases"), list) for alias in each["aliases"]
     }
@@ -105,7 +110,7 @@ def _metrics(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dic
 
 
 def misfits(instrument: Instrument) -> Iterator[str]:
-    """`FIELD: problem` for each inconsistency in a declaration."""
+    """Yield `FIELD: problem` for each inconsistency in a declaration."""
     defaults = instrument.defaults
     yield from _shared_names("factors", instrument.factors)
     yield from _shared_names("metrics", instrument.metrics)
@@ -113,7 +118,7 @@ def misfits(instrument: Instrument) -> Iterator[str]:
     if defaults.metric not in metrics:
         yield f"defaults.metric: {defaults.metric!r} is not one of {', '.join(metrics)}"
     if instrument.reward is not None and instrument.reward[0] >= instrument.reward[1]:
-        yield "reward: the least reward comes first, then the greatest"
+        yield "reward: give the lowest reward first, then the highest"
     if instrument.roles and defaults.heldout_every:
         yield f"defaults.heldout_every: {NO_INTERIM_FOR_TEAMS}"
     if defaults.max_seeds < defaults.seeds:
@@ -132,7 +137,7 @@ def misfits(instrument: Instrument) -> Iterator[str]:
 
 
 def _shared_names(what: str, declared: Sequence[Factor] | Sequence[Metric]) -> Iterator[str]:
-    """Names that are declared twice, and topic words with two meanings."""
+    """Yield a problem for each name that is declared twice, and each topic word with two meanings."""
     for name, count in Counter(each.name for each in declared).items():
         if count > 1:
             yield f"{what}: {name!r} is declared {count} times"
@@ -141,7 +146,7 @@ def _shared_names(what: str, declared: Sequence[Factor] | Sequence[Metric]) -> I
         for alias in dict.fromkeys(alias.casefold() for alias in each.aliases):
             other = owners.setdefault(alias, each.name)
             if other != each.name:
-                yield f"{what}.{each.name}.aliases: {alias!r} is one of {other!r} already"
+                yield f"{what}.{each.name}.aliases: {alias!r} is already an alias of {other!r}"
 
 
 def _metric_misfits(metric: Metric, instrument: Instrument) -> Iterator[str]:
@@ -166,7 +171,7 @@ def _metric_misfits(metric: Metric, instrument: Instrument) -> Iterator[str]:
         (staged and not outcome and metric.when == "training", f"when: {kind} takes before, after or gain"),
         (
             outcome and not re.fullmatch(OUTCOME_NAME, metric.reported_as),
-            "source: must be a name in Outcome.metrics: only letters, digits, _, - and .",
+            "source: must be a name in Outcome.metrics, with only letters, digits, _, - and .",
         ),
         (not outcome and metric.source is not None, f"source: {kind} has none; only outcome does"),
         (not outcome and metric.true, f"true: {kind} cannot be; only outcome can"),
@@ -181,17 +186,17 @@ def _factor_misfits(factor: Factor, instrument: Instrument) -> Iterator[str]:
     room, _, name = factor.target.partition(".")
     passed = instrument.defaults.task.get(name, factor.default) if room == "task" else factor.default
     if factor.type == "choice" and not factor.choices:
-        yield f"factors.{factor.name}.choices: a choice needs them"
+        yield f"factors.{factor.name}.choices: a factor of type choice needs them"
     elif factor.proper and factor.type != "choice":
-        yield f"factors.{factor.name}.proper: only a choice has names of its own"
+        yield f"factors.{factor.name}.proper: only a factor of type choice can have proper names"
     elif problem := level_problem(factor, factor.default):
         yield f"factors.{factor.name}.default: {problem}"
     elif passed != factor.default:
-        yield f"factors.{factor.name}.default: it is {factor.default}, but defaults.task has {passed}; write the same in both"
+        yield f"factors.{factor.name}.default: it is {factor.default}, but defaults.task has {passed}; give both the same value"
 
 
 def _target_misfits(factor: Factor, target: str, instrument: Instrument) -> Iterator[str]:
-    """Problems of a target that does not exist. Run targets are tried on a RunSpec."""
+    """Yield problems of a target that does not exist. Run targets are tried on a RunSpec."""
     room, _, path = target.partition(".")
     role, _, field = path.partition(".")
     run = instrument.defaults.run
@@ -210,11 +215,11 @@ def _model_misfits(factor: Factor, instrument: Instrument) -> Iterator[str]:
     named = [found[-1] for model in factor.choices if (found := _SIZE.findall(str(model)))]
     sizes = [float(number) * (1e6 if unit.lower() == "m" else 1e9) for number, unit in named]
     if factor.type != "choice" or len(factor.choices) < 2:
-        yield f"factors.{factor.name}: models are a choice of two or more, from the smallest to the largest"
+        yield f"factors.{factor.name}: models must be a choice of two or more, from the smallest to the largest"
     elif sizes != sorted(sizes):
-        yield f"factors.{factor.name}.choices: models stand from the smallest to the largest"
+        yield f"factors.{factor.name}.choices: list models from the smallest to the largest"
     elif factor.default != instrument.model:
-        yield f"factors.{factor.name}.default: it is the instrument's model, {instrument.model}"
+        yield f"factors.{factor.name}.default: must be the instrument's model, {instrument.model}"
     if instrument.roles:
         yield f"factors.{factor.name}: the model of an instrument with roles cannot be varied"
 

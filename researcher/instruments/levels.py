@@ -1,4 +1,4 @@
-"""Levels of factors: how people write them, which ones a factor can take, and at which it is off."""
+"""Levels of factors: how people write them, which ones a factor can take, and at which level it is off."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ON, _OFF = ("on", "true", "yes"), ("off", "false", "no")
 
 
 def level_text(level: Scalar) -> str:
-    """A level as people write it: `on`, `grpo`, `4e-5`, `16`."""
+    """Format a level as people write it: `on`, `grpo`, `4e-5`, `16`."""
     if isinstance(level, bool):
         return "on" if level else "off"
     return level if isinstance(level, str) else number_text(level)
 
 
 def number_text(value: float) -> str:
-    """A number as people write it: 4e-5, 0.7, 16."""
+    """Format a number as people write it: 4e-5, 0.7, 16."""
     text = f"{value:.10g}"
     if 0 < abs(value) < 1e-3 and "e" not in text:
         mantissa, _, exponent = f"{value:.9e}".partition("e")
@@ -29,8 +29,9 @@ def number_text(value: float) -> str:
 
 
 def as_level(factor: Factor, given: Scalar) -> Scalar:
-    """Convert to the factor's type: `16.0` to 16, `"4e-5"` to a number, `"on"` to a switch. A value that cannot be converted
-    is returned unchanged, and `level_problem` reports it.
+    """Convert a value to the factor's type: `16.0` to 16, `"4e-5"` to a number, `"on"` to a switch.
+
+    A value that cannot be converted is returned unchanged, and `level_problem` reports it.
     """
     if factor.type == "bool":
         word = str(given).casefold()
@@ -48,22 +49,22 @@ def as_level(factor: Factor, given: Scalar) -> Scalar:
 
 
 def level_problem(factor: Factor, level: Scalar) -> str | None:
-    """Why a factor cannot take this level, in words; None when it can."""
+    """Explain why a factor cannot take this level; None when it can."""
     if factor.type in ("choice", "bool"):
         if level in (factor.choices or (False, True)) or (factor.takes_functions and own_function(level)):
             return None
         allowed = [*map(str, factor.choices)] if factor.type == "choice" else ["on", "off"]
         shown = allowed if len(allowed) <= MOST_NAMES else a_few(str(level), allowed)
         more = f" and {len(allowed) - len(shown)} more" if len(allowed) > len(shown) else ""
-        return f"{factor.name} is one of {', '.join(shown)}{more}, not {level}"
+        return f"{factor.name} must be one of {', '.join(shown)}{more}, not {level}"
     if factor.type in ("text", "data"):
-        return f"{factor.name} is a text, not {level}" if not isinstance(level, str) else None
+        return f"{factor.name} must be a text, not {level}" if not isinstance(level, str) else None
     if isinstance(level, bool | str) or not math.isfinite(level):
         return f"{factor.name} takes numbers, not {level}"
     if factor.type == "int" and level != int(level):
         return f"{factor.name} takes whole numbers, not {level:g}"
     if factor.share and not 0 < level < 1:
-        return f"{factor.name} is a share, above 0 and below 1, not {level:g}"
+        return f"{factor.name} is a share and must be between 0 and 1, not {level:g}"
     if (factor.low is not None and level < factor.low) or (factor.high is not None and level > factor.high):
         low, high = ("anything" if bound is None else f"{bound:g}" for bound in (factor.low, factor.high))
         return f"{factor.name} goes from {low} to {high}; {level:g} lies outside"
@@ -71,7 +72,7 @@ def level_problem(factor: Factor, level: Scalar) -> str | None:
 
 
 def off_level(factor: Factor) -> Scalar | None:
-    """The level at which the factor does nothing; None when it has none."""
+    """Return the level at which the factor does nothing; None when there is none."""
     if factor.type == "bool":
         return False
     if factor.off is not None:
@@ -82,7 +83,7 @@ def off_level(factor: Factor) -> Scalar | None:
 
 
 def on_level(factor: Factor) -> Scalar:
-    """A level at which the factor has an effect: its usual one, the default, or another choice."""
+    """Return a level at which the factor has an effect: its usual one, the default, or another choice."""
     if factor.on is not None or factor.default != off_level(factor):
         return factor.default if factor.on is None else factor.on
     if factor.type in ("choice", "bool"):
@@ -91,8 +92,10 @@ def on_level(factor: Factor) -> Scalar:
 
 
 def moved_level(factor: Factor, way: int) -> Scalar | None:
-    """A level clearly above (way 1) or below (-1) the default: the declared one, else a factor of two for counts, of four
-    on a log scale, of 1.5 otherwise. None without room, or for unordered factors.
+    """Return a level clearly above (way 1) or below (way -1) the default.
+
+    This is the declared level, else the default moved by a factor of two for counts, four on a log scale, 1.5 otherwise. None if
+    the bounds leave no room, or for unordered factors.
     """
     if factor.type not in ("int", "float") or isinstance(factor.default, str):
         return None

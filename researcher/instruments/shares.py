@@ -1,6 +1,6 @@
-"""Shares of a mix, and the corresponding ratios.
+"""Shares of a mix, and the ratios that correspond to them.
 
-Ratios in a server's `batch.mix` are relative to each other; a share is a part of the whole.
+Ratios in a server's `batch.mix` are relative to each other. A share is a part of the whole.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from swarm.protocol.runspec import merge_patch
 _RATIO = re.compile(r"(?:run|roles\.[a-z][a-z0-9_]*)\.batch\.mix\.(?P<family>.+)\.ratio")
 _WORDS = ("share", "fraction", "percent", "proportion")
 _DIGITS = 12
-"""Digits of ratios, so that 0.3 does not become 0.30000000000000004."""
+"""Decimal places of ratios, so that 0.3 does not become 0.30000000000000004."""
 
 
 def family_of(target: str) -> str | None:
-    """The family whose ratio a target sets, or None."""
+    """Return the family whose ratio a target sets, or None."""
     found = _RATIO.fullmatch(target)
     return found["family"] if found else None
 
 
 def with_shares(mix: Mapping[str, Any], shares: Mapping[str, float]) -> dict[str, Any]:
-    """The mix with these families' shares; the others share the rest as before. Ratios sum to 1.
+    """Return the mix with these families' shares. The other families share the rest in the same proportions as before. Ratios sum
+    to 1.
 
-    Raises: ValueError if the shares leave nothing for the others, or something without others.
+    Raises: ValueError if the shares leave nothing for the other families, or leave a rest and there are none.
     """
     others = {name: float(each["ratio"]) for name, each in mix.items() if name not in shares}
     rest = 1.0 - math.fsum(shares.values())
@@ -36,7 +37,7 @@ def with_shares(mix: Mapping[str, Any], shares: Mapping[str, float]) -> dict[str
     if others and rest <= 0:
         raise ValueError(f"shares of {named} leave nothing for {', '.join(others)}")
     if not others and not math.isclose(rest, 0.0, abs_tol=1e-9):
-        raise ValueError(f"shares of {named} do not sum to 1, and no other family takes the rest")
+        raise ValueError(f"shares of {named} do not sum to 1, and there is no other family to take the rest")
     ratios = {name: ratio * rest / math.fsum(others.values()) for name, ratio in others.items()} | dict(shares)
     return {name: {**mix.get(name, {}), "ratio": round(ratio, _DIGITS)} for name, ratio in ratios.items()}
 
@@ -44,9 +45,9 @@ def with_shares(mix: Mapping[str, Any], shares: Mapping[str, float]) -> dict[str
 def with_shares_of(
     run: Mapping[str, Any], levels: Mapping[str, Scalar], factors: Iterable[Factor], *rooms: str
 ) -> dict[str, Any]:
-    """A partial RunSpec whose mix gives each family exactly its share, if these levels have one.
+    """Return a partial RunSpec whose mix gives each family exactly its share, if these levels set a share.
 
-    levels: by target; only those within `rooms` count. Raises: ValueError as `with_shares`.
+    `levels` are by target; only those within `rooms` count. Raises: ValueError as `with_shares` does.
     """
     shared = {target for factor in factors if factor.share for target in factor.targets if target.startswith(rooms)}
     shares = {family: float(levels[target]) for target in levels if target in shared and (family := family_of(target))}
@@ -54,7 +55,7 @@ def with_shares_of(
 
 
 def with_shares_marked(instrument: Instrument) -> Instrument:
-    """The instrument with its shares marked: a factor that sets a family's ratio is a share if its name, aliases or description say so."""
+    """Mark the instrument's shares: a factor that sets a family's ratio is a share if its name, aliases or description say so."""
     return instrument.model_copy(update={"factors": tuple(_marked(each, instrument) for each in instrument.factors)})
 
 
@@ -75,12 +76,12 @@ def _marked(factor: Factor, instrument: Instrument) -> Factor:
 
 
 def share_problem(factor: Factor, run: Mapping[str, Any]) -> str | None:
-    """Why a factor cannot be a share, in words; None if it can."""
+    """Explain why a factor cannot be a share; None if it can."""
     families = [family_of(target) for target in factor.targets]
     if None in families or factor.type != "float":
         return "only a float whose targets are ratios of families (run.batch.mix.NAME.ratio) can be a share"
     if not set(mix_of(run)) - set(families):
-        return "defaults.run.batch.mix has to name the other families too, which share the rest"
+        return "defaults.run.batch.mix must also name the other families, which share the rest"
     return None
 
 

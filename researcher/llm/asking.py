@@ -1,4 +1,4 @@
-"""Calls an LLM within limits: waits out outages, keeps every raw answer, and caps tokens and cost."""
+"""Calls an LLM within limits: waits out outages, records every raw answer, and caps tokens and cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from researcher.models import LlmCall
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 _LETTERS_PER_TOKEN = 3
-"""Characters per token: a cautious estimate, for tokens that the endpoint does not count."""
+"""Assumed characters per token, a cautious estimate for tokens that the endpoint does not count."""
 
 Keep = Callable[[LlmCall], None]
 Tell = Callable[[str], None]
@@ -22,7 +22,7 @@ Tell = Callable[[str], None]
 
 @dataclass(slots=True)
 class Purse:
-    """A study's spending on LLMs, over all askers. held_tokens, held_cost: most that open calls may still spend."""
+    """A study's spending on LLMs, over all askers. `held_tokens` and `held_cost` are the maximum that open calls may still spend."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -31,7 +31,7 @@ class Purse:
 
     @classmethod
     def of(cls, calls: Iterable[LlmCall]) -> Self:
-        """The spending after these calls."""
+        """Return the spending after these calls."""
         paid = [(call.prompt_tokens + call.completion_tokens, call.cost or 0.0) for call in calls]
         return cls(sum(tokens for tokens, _ in paid), sum(cost for _, cost in paid))
 
@@ -47,25 +47,29 @@ class Purse:
 
 
 class KeptAnswers:
-    """An endpoint that replays the answers from before an interruption and sends only new requests."""
+    """An endpoint that replays answers from before an interruption, and sends only new requests."""
 
     def __init__(self, endpoint: Endpoint, calls: Iterable[LlmCall]) -> None:
         self._endpoint = endpoint
         self._kept = [(call.request, call.answer) for call in calls if call.answer is not None]
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises: LlmError."""
+        """Return the recorded answer to this request, else ask the endpoint. Raises: LlmError."""
         kept = next((answer for asked, answer in self._kept if asked == request), None)
         return await self._endpoint.answer(request) if kept is None else kept
 
     def gave(self, call: LlmCall) -> bool:
-        """Whether this call was replayed."""
+        """Return whether this call was replayed."""
         return (call.request, call.answer) in self._kept
 
 
 class Asker:
-    """keep: receives every call, answered or not. tell: receives a line when an outage is waited out. purse: shared by
-    all askers of one study.
+    """Sends requests to one LLM and records them.
+
+    Args:
+        keep: receives every call, answered or not.
+        tell: receives a line whenever an outage is waited out.
+        purse: the spending that all askers of one study share.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class Asker:
         self.purse = purse or Purse()
 
     async def ask(self, purpose: str, request: dict[str, Any]) -> dict[str, Any]:
-        """The raw answer. request: a chat completion; model and answer limit default to the settings'.
+        """Send a request and return the raw answer. `request` is a chat completion; model and answer limit default to the settings.
 
         Raises: LlmRefused; LlmUnusable, also when an outage exceeds the patience; LlmSpent.
         """
@@ -105,7 +109,7 @@ class Asker:
                     wait_s = min(LONGEST_PAUSE_S, max(pause_s, error.retry_after_s or 0.0))
                     if self._clock.monotonic() + wait_s > deadline:
                         lasting = _lasting(self.settings.patience_s)
-                        said = f"no answer from the planner LLM for {lasting}; the last: {error}"
+                        said = f"no answer from the planner LLM for {lasting}; the last error: {error}"
                         raise LlmUnusable(said) from error
                     self._tell(f"the planner LLM does not answer ({error}); asking again in {wait_s:.0f} s")
                     await self._clock.sleep(wait_s)
@@ -137,10 +141,10 @@ class Asker:
         )
 
     def _most(self, request: dict[str, Any]) -> tuple[int, float]:
-        """Most tokens and money that the call may cost, for reserving them before the call. Raises: LlmSpent."""
+        """Return the maximum tokens and money that the call may cost, to reserve them before the call. Raises: LlmSpent."""
         asked, said, purse = tokens_of(request), self.settings.answer_tokens, self.purse
         tokens, cost, most = asked + said, self._price(asked, said, None) or 0.0, self.settings.max_cost
-        past = "the next question could go past the cap of"
+        past = "the next request could exceed the limit of"
         if purse.tokens + purse.held_tokens + tokens > self.settings.max_tokens:
             raise LlmSpent(f"{past} {self.settings.max_tokens} tokens; raise RESEARCHER_LLM_MAX_TOKENS", "tokens")
         if most is not None and purse.cost + purse.held_cost + cost > most:
@@ -148,7 +152,7 @@ class Asker:
         return tokens, cost
 
     def _price(self, asked: int, said: int, answer: dict[str, Any] | None) -> float | None:
-        """Cost of a call: as the endpoint states it, else at the configured prices."""
+        """Return the cost of a call: as the endpoint states it, else at the configured prices."""
         usage = (answer or {}).get("usage")
         stated = usage.get("cost") if isinstance(usage, dict) else None
         if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 <= stated < float("inf"):
@@ -159,7 +163,7 @@ class Asker:
 
 
 def _counted(request: dict[str, Any], answer: dict[str, Any]) -> tuple[int, int]:
-    """Prompt and completion tokens, estimated from the number of characters if the endpoint counts none."""
+    """Return prompt and completion tokens, estimated from the number of characters if the endpoint does not count them."""
     counts = answer.get("usage")
     asked, said = (
         counts.get(name) if isinstance(counts, dict) else None for name in ("prompt_tokens", "completion_tokens")
@@ -171,7 +175,7 @@ def _counted(request: dict[str, Any], answer: dict[str, Any]) -> tuple[int, int]
 
 
 def _lasting(seconds: float) -> str:
-    """A duration for people: `0.5 s`, `3 s`, `10 min`, `6 h`."""
+    """Format a duration for people: `0.5 s`, `3 s`, `10 min`, `6 h`."""
     for unit, length_s in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.3g} {unit}"
@@ -179,5 +183,5 @@ def _lasting(seconds: float) -> str:
 
 
 def tokens_of(what: Any) -> int:
-    """A cautious estimate of a value's tokens in a request: a third of its characters as JSON."""
+    """Estimate a value's tokens in a request, cautiously: a third of its characters as JSON."""
     return len(json.dumps(what, default=str)) // _LETTERS_PER_TOKEN + 1

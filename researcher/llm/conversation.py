@@ -4,8 +4,8 @@
                       ├→ wait → ask  a question to a person
                       └→ the end     an outcome, or the best that is left after the last attempt
 
-A `Subject` defines what it is about. No node waits: `ask` interrupts the graph with a request for the LLM, `wait` with a
-question for a person. The caller resumes the graph with the answer, perhaps hours later. Given a database, the graph is
+A `Subject` defines what the conversation is about. No node waits: `ask` interrupts the graph with a request for the LLM, `wait`
+with a question for a person. The caller resumes the graph with the answer, perhaps hours later. Given a database, the graph is
 checkpointed there, and requests that were answered before a crash are not repeated.
 """
 
@@ -30,14 +30,14 @@ ATTEMPTS, MOST_QUESTIONS = 3, 3
 _ASKED_OFTEN = "a person was asked often enough: end in another way"
 
 Plain = dict[str, Any]
-"""Data that JSON can hold: checkpoints contain nothing else."""
+"""Data that JSON can hold. Checkpoints contain nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Result of a call that ends the conversation: an outcome, a question to a person, or problems to fix.
+    """The result of an ending call: an outcome, a question to a person, or problems to fix.
 
-    draft: the readable part of the call, for later attempts.
+    `draft` is the readable part of the call, kept for later attempts.
     """
 
     outcome: Plain | None = None
@@ -47,36 +47,36 @@ class End:
 
 
 class Subject(Protocol):
-    """The topic of a conversation: its tools and how they are handled."""
+    """What a conversation is about: its tools, and how their calls are handled."""
 
     @property
     def endings(self) -> Sequence[str]:
-        """Names of the tools that end the conversation. `ask` among them asks a person."""
+        """Names of the tools that end the conversation. A tool named `ask` asks a person instead."""
 
     @property
     def most_look_ups(self) -> int: ...
 
     def tools(self) -> list[dict[str, Any]]:
-        """Function tools for look-ups and endings."""
+        """Return the function tools for look-ups and endings."""
 
     def first_messages(self, form: str) -> list[dict[str, Any]]: ...
 
     def look_up(self, call: Call) -> str:
-        """The look-up's result, or the problem with the call. Changes nothing."""
+        """Return the look-up's result, or the problem with the call. Changes nothing."""
 
     def ended(self, call: Call, draft: Plain | None) -> End:
-        """Handle an ending call. draft: the last readable one."""
+        """Handle an ending call. `draft` is the last readable draft."""
 
     def unfinished(self, draft: Plain | None, problems: Sequence[str]) -> Plain:
-        """The outcome if the last attempt has these problems."""
+        """Return the outcome of a conversation whose last attempt has these problems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """State of the conversation: a request to the LLM, a question to a person, an outcome, or the reason for having none.
+    """The state of a conversation: a request to the LLM, a question to a person, an outcome, or the reason why there is none.
 
-    request: fields of a chat completion without model name and limits. answered: number of the person's answers used.
-    tokens, cost: of all answers. calls: as the caller gives them.
+    `request` has the fields of a chat completion, without model name and limits. `answered` is the number of the person's answers
+    used so far. `tokens` and `cost` cover all answers. `calls` are stored as the caller gives them.
     """
 
     purpose: str = ""
@@ -92,23 +92,23 @@ class Standing:
 
 
 class _State(TypedDict, total=False):
-    """State between nodes, as saved: plain values only."""
+    """State that is saved between nodes: plain values only."""
 
     messages: list[dict[str, Any]]
     attempt: int
     form: int
-    """Form of the next request: index in `FORMS`."""
+    """Form of the next request, as an index into `FORMS`."""
     raw: str
     """The answer to act on, as JSON."""
     look_ups: int
     calls_tools: bool
-    """Whether the LLM ever called a tool; some endpoints ignore tools silently."""
+    """Whether the LLM ever called a tool. Some endpoints ignore tools silently."""
     asked: dict[str, Any]
     """The question to a person, and the id of the call that asked it."""
     questions: int
     answered: int
     draft: Plain
-    """The last ending that was readable."""
+    """The last readable draft."""
     tokens: int
     cost: float
     calls: list[Plain]
@@ -121,12 +121,16 @@ _Next = Command[Literal["ask", "act", "wait", "__end__"]]
 
 
 class Conversation:
-    """The graph of one subject. Its database is open only while a node runs, and not while an LLM answers."""
+    """The graph of one subject. Its database is open only while a node runs, never while an LLM answers."""
 
     def __init__(
         self, subject: Subject, checkpoints: str | None, thread: str, *, purpose: str = "plan", answered: int = 0
     ) -> None:
-        """checkpoints: a database URL, or None to keep nothing. answered: people's answers contained in the first messages."""
+        """Build the graph.
+
+        `checkpoints` is a database URL, or None to save nothing. `answered` is the number of people's answers in the first
+        messages.
+        """
         self._subject = subject
         self._checkpoints = checkpoints
         self._purpose = purpose
@@ -148,7 +152,7 @@ class Conversation:
         self._nodes.add_edge("wait", "ask")
 
     def begin(self) -> Standing:
-        """Go to the first question, or to the one where the conversation stopped."""
+        """Run to the first question, or to the one where the conversation stopped."""
 
         def to_a_question(graph: Any) -> None:
             if not caught_up(graph, self._config).values:
@@ -157,23 +161,24 @@ class Conversation:
         return self._on(to_a_question)
 
     def give(self, said: dict[str, Any]) -> Standing:
-        """Continue with an answer, to the next question or the end.
+        """Continue with an answer, up to the next question or the end.
 
-        said: `raw`, the LLM's answer; `refused`, the endpoint's reason for refusing this form; or `person`, a person's
-        answer. `tokens`, `cost`: spent so far. `calls`: of this conversation so far, if they are kept with it.
+        `said` has one of three keys: `raw`, the LLM's answer; `refused`, the endpoint's reason for refusing this form; or `person`,
+        a person's answer. It also has `tokens` and `cost`, spent so far, and `calls`, the conversation's calls so far, if they are
+        to be saved with it.
         """
         if "raw" in said:  # as text: a checkpoint then keeps any answer unchanged
             said = said | {"raw": json.dumps(said["raw"])}
 
         def go_on(graph: Any) -> None:
-            # Otherwise the database took the answer before it became unreachable.
+            # If the positions differ, the database stored the answer before it became unreachable.
             if _place(caught_up(graph, self._config)) == self._at:
                 graph.invoke(Command(resume=said), self._config, durability="sync")
 
         return self._on(go_on)
 
     def forget(self) -> None:
-        """Delete the checkpoints: a new start then asks again."""
+        """Delete the checkpoints, so that a new start asks again."""
         with_saver(
             self._checkpoints, lambda saver: (saver or self._memory).delete_thread(self._thread), PLANNING_PATIENCE_S
         )
@@ -205,7 +210,7 @@ class Conversation:
             return Command(goto="act", update={**spent, "raw": said["raw"]})
         if form + 1 < len(FORMS):
             return Command(goto="ask", update={**spent, **self._in_form(form + 1)})
-        given_up = f"the endpoint refuses the request in every form; the last: {said['refused']}"
+        given_up = f"the endpoint refuses the request in every form; the last reason: {said['refused']}"
         return Command(goto="__end__", update={**spent, "given_up": given_up})
 
     def _act(self, state: _State) -> _Next:
@@ -221,7 +226,7 @@ class Conversation:
             return self._again(state, {"messages": [*state["messages"], said_in(raw), mended]}, [str(error)])
 
     def _acted(self, state: _State, reply: Reply) -> _Next:
-        """Answer look-ups; an ending ends the conversation, or is returned with its problems."""
+        """Answer look-ups. A valid ending ends the conversation; any other goes back to the LLM with its problems."""
         endings = [call for call in reply.calls if call.name in self._subject.endings]
         looked = [call for call in reply.calls if call.name not in self._subject.endings]
         made, questions = state.get("look_ups", 0) + len(looked), state.get("questions", 0)
@@ -255,7 +260,7 @@ class Conversation:
         return {"messages": [*state["messages"], answer], "answered": state.get("answered", 0) + 1}
 
     def _again(self, state: _State, kept: _State, problems: Sequence[str]) -> _Next:
-        """The next attempt; after the last one, the subject's outcome for an unfinished conversation."""
+        """Start the next attempt; after the last one, end with the subject's outcome for an unfinished conversation."""
         if state["attempt"] < ATTEMPTS:
             return Command(goto="ask", update={**kept, "attempt": state["attempt"] + 1})
         outcome = self._subject.unfinished(kept.get("draft", state.get("draft")), problems)
@@ -270,7 +275,7 @@ class Conversation:
 
 
 async def asked_of(asker: Asker, at: Standing) -> dict[str, Any]:
-    """The LLM's raw answer to the conversation's current request, or the endpoint's reason for refusing its form.
+    """Return the LLM's raw answer to the conversation's current request, or the endpoint's reason for refusing its form.
 
     Raises: LlmUnusable.
     """
@@ -282,15 +287,15 @@ async def asked_of(asker: Asker, at: Standing) -> dict[str, Any]:
 
 
 def spent_answer(settings: LlmSettings) -> str:
-    """Why a reasoning model gave no answer, and what helps."""
+    """Explain why a reasoning model gave no answer, and what helps."""
     return (
-        f"{settings.model} used all {settings.answer_tokens} tokens of an answer before it said anything, as reasoning "
-        "models do; raise RESEARCHER_LLM_ANSWER_TOKENS"
+        f"{settings.model} used all {settings.answer_tokens} tokens of its answer for reasoning, before it said anything; "
+        "raise RESEARCHER_LLM_ANSWER_TOKENS"
     )
 
 
 def _result(call: Call, text: str) -> dict[str, Any]:
-    """The result of a tool call, as a message."""
+    """Return the result of a tool call as a message."""
     if call.id is None:
         return {"role": "user", "content": text}
     return {"role": "tool", "tool_call_id": call.id, "content": text}

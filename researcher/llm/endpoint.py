@@ -1,10 +1,10 @@
-"""An LLM's endpoint: its settings and limits, and the only seam to it, raw JSON in and raw JSON out.
+"""An LLM's endpoint: its settings and limits, and the only interface to it. Raw JSON in, raw JSON out.
 
 LlmError
 ├── LlmOutage     no answer now: wait and ask again
-├── LlmRefused    this request is not accepted (a form that the endpoint does not know): ask in another form
+├── LlmRefused    the endpoint does not accept this request, perhaps because it does not know the form: ask in another form
 └── LlmUnusable   no request will succeed: wrong key, no such model, patience exhausted
-    └── LlmSpent  the next answer could go past a cap on tokens or cost
+    └── LlmSpent  the next answer could exceed a limit on tokens or cost
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ _Amount = Annotated[float, Field(ge=0)]
 
 
 class LlmSettings(StrictModel):
-    """An OpenAI-compatible endpoint, a swarm server included. Each field is read from `RESEARCHER_LLM_` and its name.
+    """Settings of an OpenAI-compatible endpoint, which may be a swarm server. `RESEARCHER_LLM_<FIELD>` sets each field.
 
-    max_tokens, max_cost: of one study's planning, prompts and answers together. price_in, price_out: money per million
-    tokens, for endpoints that do not state the cost of a call. patience_s: how long to wait out an outage. answer_tokens:
-    longest answer, including the thoughts of a reasoning model.
+    Args:
+        max_tokens, max_cost: limits on one study's planning, prompts and answers together.
+        price_in, price_out: money per million tokens, for endpoints that do not state the cost of a call.
+        patience_s: how long to wait out an outage.
+        answer_tokens: maximum length of an answer, including a reasoning model's thoughts.
     """
 
     model: str
@@ -58,7 +60,7 @@ class LlmSettings(StrictModel):
     answer_tokens: Annotated[_Tokens, Field(ge=1)] = 8192
 
     def changed(self, **fields: Any) -> LlmSettings:
-        """A copy with other fields. Raises: ValidationError if they do not fit together."""
+        """Return a copy with other values for these fields. Raises: ValidationError if the fields do not fit together."""
         return LlmSettings(**(dict(self) | fields))
 
     @model_validator(mode="after")
@@ -69,7 +71,7 @@ class LlmSettings(StrictModel):
 
 
 def llm_settings(environ: Mapping[str, str]) -> LlmSettings | None:
-    """Settings from `RESEARCHER_LLM_*`; None if no LLM is configured.
+    """Read the settings from `RESEARCHER_LLM_*`; None if no LLM is configured.
 
     Raises: PlanningRefused for a missing or invalid setting.
     """
@@ -79,7 +81,7 @@ def llm_settings(environ: Mapping[str, str]) -> LlmSettings | None:
         return None
     if "model" not in given:
         raise PlanningRefused(
-            f"a planner LLM is configured without its name; set {PREFIX}MODEL, or unset {', '.join(configured)}"
+            f"a planner LLM is configured without a model name; set {PREFIX}MODEL, or unset {', '.join(configured)}"
         )
     try:
         return LlmSettings.model_validate(given)
@@ -89,7 +91,7 @@ def llm_settings(environ: Mapping[str, str]) -> LlmSettings | None:
 
 
 class LlmError(Exception):
-    """A request to the LLM failed. The text holds no key."""
+    """A request to the LLM failed. The text contains no key."""
 
 
 class LlmOutage(LlmError):
@@ -114,14 +116,14 @@ class LlmSpent(LlmUnusable):
 
 class Endpoint(Protocol):
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The raw answer. Anything but a JSON object becomes {"unreadable": text}.
+        """Return the raw answer. Anything but a JSON object becomes {"unreadable": text}.
 
         Raises: LlmError.
         """
 
 
 class OpenAIEndpoint:
-    """Uses the `openai` SDK without its retries; the caller waits out outages."""
+    """An endpoint called through the `openai` SDK, without the SDK's retries; the caller waits out outages."""
 
     def __init__(self, settings: LlmSettings) -> None:
         # Imported here: the SDK takes most of a second, and studies without an LLM never need it.

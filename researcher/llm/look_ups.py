@@ -1,4 +1,4 @@
-"""Results of look-ups: instruments, findings and the power of a plan, in words for an LLM. Changes nothing."""
+"""Answers look-ups (instruments, findings, the power of a plan) in words for an LLM. Changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_FINDINGS = 12
 _PROMPTS = Path(__file__).parent / "prompts"
 _MOST_CHOICES = 12
 LONGEST, LONGEST_LIST = 12_000, 6_000
-"""Most characters of a look-up's result, and of the instrument list in a first prompt."""
+"""Maximum characters of a look-up's result, and of the instrument list in a first prompt."""
 _LONGEST_FINDING = 700
 _DOCS = re.compile(r" \(docs/[^)]*\)")
 
@@ -29,7 +29,7 @@ _DOCS = re.compile(r" \(docs/[^)]*\)")
 def looked_up(
     call: Call, known: Mapping[str, Callable[[dict[str, Any]], str]], endings: Sequence[str], longest: int = LONGEST
 ) -> str:
-    """The result of a look-up, or the problem with the call. known: the functions that answer, by tool name."""
+    """Return the result of a look-up, or the problem with the call. `known` maps tool names to the functions that answer."""
     if call.name not in known:
         return f"there is no tool {call.name!r}; there are: {', '.join([*known, *endings])}"
     if call.arguments is None:
@@ -39,7 +39,7 @@ def looked_up(
 
 
 def findings_text(known: Sequence[Finding], query: str = "", most: int = MOST_FINDINGS) -> str:
-    """One line per finding, sorted by how many words of the query it contains, then newest first."""
+    """Return one line per finding, sorted by the number of query words it contains, then newest first."""
     words = set(re.findall(r"[\w.-]+", query.casefold().replace("_", " ")))
     lines = {finding.id: _finding_line(finding) for finding in known}
 
@@ -59,7 +59,10 @@ def _finding_line(finding: Finding) -> str:
 
 
 def power_text(plan: Plan, needed: int | None, sigma: float | None = None) -> str:
-    """Seeds, planned effect, and the effect that these seeds can detect. sigma: between seeds; None: as the metric states."""
+    """Describe the seeds, the planned effect, and the effect that these seeds can detect.
+
+    `sigma` is the standard deviation between seeds; None: the metric's stated value.
+    """
     seeds, metric = plan.stages[-1], plan.metric(plan.hypotheses[0].metric) if plan.hypotheses else plan.metrics[0]
     text = f"{span(seeds.seeds, seeds.max_seeds)} seeds per arm; planned effect {plan.planned_effect:g} {metric.name}."
     sigma = metric.sigma if sigma is None else sigma
@@ -76,24 +79,24 @@ def power_text(plan: Plan, needed: int | None, sigma: float | None = None) -> st
 
 
 def span(low: Any, high: Any) -> str:
-    """A range: `3`, or `3 to 8`."""
+    """Format a range: `3`, or `3 to 8`."""
     return f"{low}" if low == high else f"{low} to {high}"
 
 
 def hours(seconds: float) -> str:
-    """A duration: `1.5 h`, `20 min`."""
+    """Format a duration: `1.5 h`, `20 min`."""
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 
 def shared_words() -> dict[str, Any]:
-    """Factors and metrics that all instruments share, for the template of the first prompt."""
+    """Return the factors and metrics that all instruments share, for the template of the first prompt."""
     factors = [each for each in shared_factors() if _is_varied(each)]
     words = {"bounds": _bounds, "plain": _plain_text, "first_sentence": _first_sentence}
     return {"factors": factors, "metrics": shared_metrics(), **words}
 
 
 def instrument_list(folders: Sequence[InstrumentFolder], longest: int = LONGEST) -> str:
-    """One line per instrument, up to `longest` characters."""
+    """Return one line per instrument, up to `longest` characters."""
     common = {each.name for each in shared_metrics()}
     lines: list[str] = []
     for each in (folder.instrument for folder in folders):
@@ -110,7 +113,7 @@ def instrument_list(folders: Sequence[InstrumentFolder], longest: int = LONGEST)
 
 
 def described(instrument: Instrument) -> str:
-    """An instrument's description: tasks, defaults, factors with bounds, metrics with margins."""
+    """Describe an instrument: tasks, defaults, factors with bounds, metrics with margins."""
     (own, shared), usual = _own_and_shared(instrument), instrument.defaults
     text = filled(
         _PROMPTS,
@@ -130,19 +133,21 @@ def described(instrument: Instrument) -> str:
 
 
 def _is_varied(factor: Factor) -> bool:
-    """Whether `compare`, `arms` and `set` may name it; models and steps have fields of their own."""
+    """Return whether `compare`, `arms` and `set` may name the factor. Models and steps have their own fields."""
     return factor.target not in (STUDY_MODEL, STUDY_STEPS)
 
 
 def _own_and_shared(instrument: Instrument) -> tuple[list[Factor], list[Factor]]:
-    """The instrument's own factors, and the shared ones. A shared factor with changed bounds counts as the instrument's own."""
+    """Split the factors into the instrument's own and the shared ones. A shared factor with changed bounds counts as the
+    instrument's own.
+    """
     common = {_bounds(each) for each in shared_factors()}
     varied = [each for each in instrument.factors if _is_varied(each)]
     return [each for each in varied if _bounds(each) not in common], [e for e in varied if _bounds(e) in common]
 
 
 def _plain_text(description: str) -> str:
-    """A description without links to documentation, which the LLM cannot read."""
+    """Remove links to documentation, which the LLM cannot read, from a description."""
     return _DOCS.sub("", description)
 
 

@@ -1,8 +1,8 @@
-"""How a request is put to an endpoint, with tools and schemas for the LLM, and how the answer is parsed.
+"""Builds requests, with tools and schemas for the LLM, in the form that an endpoint supports, and parses the answers.
 
 tools        look-ups and endings are OpenAI function tools
-json_schema  one object by a schema, constrained by the endpoint; no look-ups
-prompted     the same object in plain text, repaired if only commas or fences are wrong
+json_schema  one JSON object that the endpoint constrains by a schema; no look-ups
+prompted     the same object in plain text; stray commas and code fences are tolerated
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from researcher.study.spec import StudySpec
 
 FORMS = ("tools", "json_schema", "prompted")
 _LONGEST, _LONGEST_REFUSAL, _MOST_OBJECTS, _MOST_CALLS = 100_000, 2_000, 100, 16
-"""Most characters read of an answer, and of a refusal; most places tried for an object; most calls of one answer."""
+"""Maximum characters read of an answer, and of a refusal; maximum places tried for an object; maximum calls of one answer."""
 _KEPT = ("content", "tool_calls", "reasoning_content", "reasoning_details")
-"""Fields to keep of answers with tool calls; some endpoints refuse requests without their own reasoning."""
+"""Fields to keep of answers with tool calls. Some endpoints refuse requests that lack their own reasoning."""
 _UNUSED = ("title", "default", "description", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
     "minItems", "maxItems")  # fmt: skip
 
 
 class Unreadable(ValueError):
-    """The answer has neither a call nor an ending. The text gives the reason, for the LLM to read."""
+    """The answer contains neither a call nor an ending. The text tells the LLM why."""
 
 
 class AnswerSpent(Exception):
@@ -35,7 +35,10 @@ class AnswerSpent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """id: None if it is not a tool call. arguments: None if they are not a JSON object; `problem` then says so."""
+    """A call in an answer.
+
+    `id` is None if it is not a tool call. `arguments` is None if they are not a JSON object; `problem` then says so.
+    """
 
     id: str | None
     name: str
@@ -45,14 +48,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """message: the assistant's, to be included in the next request."""
+    """A parsed answer. `message` is the assistant's message, to be included in the next request."""
 
     message: dict[str, Any]
     calls: list[Call] = field(default_factory=list)
 
 
 def form_fields(form: str, tools: Sequence[dict[str, Any]], endings: Sequence[str]) -> dict[str, Any]:
-    """Fields of a request besides its messages. endings: names of the tools that end the conversation."""
+    """Return the fields of a request other than its messages. `endings` names the tools that end the conversation."""
     if form == "tools":
         return {"tools": list(tools), "tool_choice": "auto"}
     if form == "json_schema":
@@ -62,12 +65,12 @@ def form_fields(form: str, tools: Sequence[dict[str, Any]], endings: Sequence[st
 
 
 def form_of(request: dict[str, Any]) -> str:
-    """The form of a request."""
+    """Return the form of a request."""
     return "tools" if "tools" in request else "json_schema" if "response_format" in request else "prompted"
 
 
 def ending_schema(tools: Sequence[dict[str, Any]], endings: Sequence[str]) -> dict[str, Any]:
-    """One object for all endings: the fields of their tools, and which one it is."""
+    """Return the schema of one object for all endings: its `ending` says which one it is, and its fields are those of their tools."""
     parameters = [tool["function"]["parameters"] for tool in tools if tool["function"]["name"] in endings]
     fields = {name: schema for each in parameters for name, schema in each["properties"].items()}
     properties = {"ending": {"type": "string", "enum": list(endings)}, **fields}
@@ -104,18 +107,17 @@ def read_reply(raw: dict[str, Any], endings: Sequence[str]) -> Reply:
         if cut:
             raise AnswerSpent
         raise Unreadable("the answer is empty")
-    raise Unreadable("the answer was cut off: be shorter" if cut else "the answer holds no call and no JSON object")
+    raise Unreadable("the answer was cut off: be shorter" if cut else "the answer contains no call and no JSON object")
 
 
 def said_in(raw: dict[str, Any]) -> dict[str, Any]:
-    """An unreadable answer as the assistant's message."""
+    """Return an unreadable answer as the assistant's message."""
     text = json.dumps(raw.get("choices", raw), ensure_ascii=False)[:4000]
     return {"role": "assistant", "content": storable(text)}
 
 
 def storable(value: Any) -> Any:
-    """Replace half surrogate pairs, which truncated answers may contain, and numbers over 64 bits: they cannot be sent or
-    stored."""
+    """Replace what cannot be sent or stored: lone surrogates, which truncated answers may contain, and numbers over 64 bits."""
     if isinstance(value, str):
         return value.encode("utf-8", errors="replace").decode()
     if isinstance(value, int) and value.bit_length() > 63:
@@ -138,8 +140,11 @@ def _call(made: dict[str, Any], *, cut: bool) -> Call:
 
 
 def _ending(text: str, endings: Sequence[str]) -> Call | None:
-    """The first object that ends the conversation, in prose, in a fence, or with extra commas; also if it is written as a
-    call: {"name": "propose", "arguments": {…}}, {"propose": {…}}."""
+    """Return the first object in the text that ends the conversation, or None.
+
+    The object may stand in prose or in a code fence, have extra commas, or be written as a call: {"name": "propose", "arguments":
+    {…}}, {"propose": {…}}.
+    """
     for found in _objects(text[:_LONGEST]):
         arguments = found.get("arguments", found.get("parameters"))
         if found.get("ending") in endings:
@@ -178,7 +183,7 @@ def _no_constant(name: str) -> None:
 def tool(
     name: str, description: str, properties: dict[str, Any], required: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """An OpenAI function tool. required: all properties unless stated."""
+    """Return an OpenAI function tool. `required` defaults to all properties."""
     parameters = {
         "type": "object",
         "properties": properties,
@@ -189,7 +194,7 @@ def tool(
 
 
 def spec_schema(without: Collection[str] = ()) -> dict[str, Any]:
-    """`StudySpec` without references, bounds (code checks them), the question and the given fields."""
+    """Return the schema of `StudySpec` without references, bounds (code checks them), the question and the given fields."""
     whole = StudySpec.model_json_schema()
     plain: dict[str, Any] = _plain(whole, whole.pop("$defs"))
     for name in ("question", *without):
@@ -221,7 +226,7 @@ def _plain(schema: Any, defs: dict[str, Any]) -> Any:
 def pruned(value: Any) -> Any:
     """Drop the values that LLMs write for "not set": null, and empty lists, objects and texts.
 
-    An empty arm means all defaults, and stays.
+    Keeps an empty arm, which means all defaults.
     """
     if not isinstance(value, dict):
         return value

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def filled(folder: Path, name: str, /, **fields: Any) -> str:
-    """Fill the template of this name in `folder`; a missing field is an error."""
+    """Fill the template of this name in `folder`. Raises: jinja2's UndefinedError for a missing field."""
     return _templates(folder).get_template(name).render(**fields)
 
 

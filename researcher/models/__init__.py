@@ -1,6 +1,6 @@
 """The records of a study: trials, attempts, effects, findings, repairs. Data only; no SQL, no HTTP, no LLM.
 
-One noun per module; everything is imported from here.
+Each module is about one noun. Import everything from here.
 """
 
 from researcher.models.attrition import (

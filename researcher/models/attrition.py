@@ -14,11 +14,11 @@ KINDS: tuple[Kind, ...] = ("train", "eval")
 ENDED = "none"
 """Cause stored in SQL for attempts that ended with a reward."""
 LONGEST_TRACEBACK = 2000
-"""Longest stored message, in characters."""
+"""Maximum length of a stored message, in characters."""
 
 
 EXCUSED = "losses_excused"
-"""Kind of the event that records attempts lost to code that has been repaired since."""
+"""Kind of the event that records attempts lost to code that has since been repaired."""
 
 
 class EpisodeAttempts(BaseModel):
@@ -26,18 +26,18 @@ class EpisodeAttempts(BaseModel):
 
     attempts: int = 0
     lost: dict[Cause, int] = {}
-    """By cause; causes without losses are left out."""
+    """Lost attempts by cause. Causes without losses are left out."""
     set_aside: int = 0
-    """Tasks given up after repeated lost attempts."""
+    """Number of tasks given up after repeatedly lost attempts."""
 
     @property
     def eligible(self) -> int:
-        """Attempts, without those lost to server, network or a person, which say nothing about the arm."""
+        """Number of attempts, minus those lost to the server, the network or a person, which say nothing about the arm."""
         return self.attempts - sum(count for cause, count in self.lost.items() if cause not in COUNTED)
 
     @property
     def counted(self) -> int:
-        """Attempts lost to rollout, grader, client or limit."""
+        """Number of attempts lost to the rollout, the grader, the client or a limit."""
         return sum(count for cause, count in self.lost.items() if cause in COUNTED)
 
     @property
@@ -46,7 +46,7 @@ class EpisodeAttempts(BaseModel):
 
 
 class Attrition(BaseModel):
-    """Attempts of a trial's own client and the lost ones, summed over the servers of all its models."""
+    """The attempts of a trial's own client, and the lost ones, summed over the servers of all its models."""
 
     train: EpisodeAttempts = EpisodeAttempts()
     eval: EpisodeAttempts = EpisodeAttempts()
@@ -57,7 +57,7 @@ class Attrition(BaseModel):
         return self.train if kind == "train" else self.eval
 
     def rows(self) -> Iterator[tuple[str, str, int]]:
-        """Rows for SQL: kind, cause or `ENDED`, number of attempts."""
+        """Yield rows for SQL: kind, cause or `ENDED`, number of attempts."""
         for kind in KINDS:
             own = self.of(kind)
             yield kind, ENDED, own.ended
@@ -65,7 +65,7 @@ class Attrition(BaseModel):
 
 
 def without(found: Attrition, earlier: Attrition) -> Attrition:
-    """Subtract the losses in `earlier`; keep rewarded attempts."""
+    """Subtract the lost attempts in `earlier`; keep rewarded attempts."""
     return found.model_copy(
         update={kind: _without(found.of(kind), earlier.of(kind)) for kind in KINDS},
     )
@@ -81,7 +81,7 @@ def _without(found: EpisodeAttempts, earlier: EpisodeAttempts) -> EpisodeAttempt
 
 
 def together(parts: list[Attrition]) -> Attrition:
-    """The sum of the parts. For each cause, the first message comes from the first part that has one."""
+    """Return the sum of the parts. For each cause, the first message is that of the first part that has one."""
     return Attrition(
         train=_sum([part.train for part in parts]),
         eval=_sum([part.eval for part in parts]),

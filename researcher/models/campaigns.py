@@ -34,8 +34,12 @@ class CampaignStatus(StrEnum):
 class CampaignRecord(BaseModel):
     """One campaign as stored in SQL.
 
-    goal: the goal file's fields. aim: what they mean on the first instrument (`researcher.campaign.goal.Aim`); journal lines add
-    further instruments. options: of its studies. schedule: its timetable, and whether a daemon carries it.
+    Args:
+        goal: fields of the goal file.
+        aim: what these fields mean on the first instrument (`researcher.campaign.goal.Aim`). Journal events add further
+            instruments.
+        options: options of the campaign's studies.
+        schedule: the timetable, and whether a daemon runs the campaign.
     """
 
     id: str
@@ -55,8 +59,8 @@ class CampaignRecord(BaseModel):
 class HypothesisRecord(BaseModel):
     """The newest version of a campaign's hypothesis.
 
-    claim, metric, margin, prediction and kill_if are fixed when it is registered; later versions change its fate and its
-    parent's. kill_if: the result that would end it. seq: the decision that wrote this version.
+    `claim`, `metric`, `margin`, `prediction` and `kill_if` are fixed when the hypothesis is registered; later versions change its
+    status and its parent's. `kill_if` is the result that would end it. `seq` is the decision that wrote this version.
     """
 
     id: str
@@ -73,10 +77,13 @@ class HypothesisRecord(BaseModel):
 
 
 class DecisionRecord(BaseModel):
-    """One decision. saw: all data that it was made from; saw_digest: SHA-256 of its canonical JSON.
+    """One decision of a campaign.
 
-    proposals: every proposal with its price and rank, or with the reason why it was refused. plan: the frozen plan's canonical
-    JSON, if the action carries out a study.
+    Args:
+        saw: all data that the decision was made from.
+        saw_digest: SHA-256 of the canonical JSON of `saw`.
+        proposals: every proposal, with its price and rank or with the reason why it was refused.
+        plan: canonical JSON of the frozen plan, if the action carries out a study.
     """
 
     seq: int
@@ -97,11 +104,11 @@ class DecisionRecord(BaseModel):
 
 
 SPOKEN = ("told", "vetoed", "approved", "answered", "amended")
-"""Kinds of journal lines that a person writes."""
+"""Kinds of journal events that a person writes."""
 
 
 class CampaignEvent(BaseModel):
-    """A line of a campaign's journal (`told`, `vetoed`, `amended`, `asked`, `answered`, `joined`, `status`, …)."""
+    """One event of a campaign's journal (`told`, `vetoed`, `amended`, `asked`, `answered`, `joined`, `status`, …)."""
 
     seq: int
     campaign_id: str

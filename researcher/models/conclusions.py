@@ -13,8 +13,8 @@ from researcher.study.plan import Verdict
 class Effect(BaseModel):
     """Treatment minus baseline on one metric, over trials.
 
-    Special methods: slope, for a trend, compares the fitted line at the highest and the lowest level. main_effects, for a factor of a
-    screen, takes all other factors at their mean. arm_means, for an arm of a screen, pools the spread over all arms.
+    Special methods: `slope`, for a trend, compares the fitted line at the highest and the lowest level. `main_effects`, for a
+    factor of a screen, takes all other factors at their mean. `arm_means`, for an arm of a screen, pools the spread over all arms.
     """
 
     hypothesis: str
@@ -30,18 +30,18 @@ class Effect(BaseModel):
     high: float
     level: float
     method: Literal["welch", "paired", "bootstrap_iqm", "slope", "main_effects", "arm_means"]
-    """bootstrap_iqm: `mean_*` and `diff` are interquartile means, not means."""
+    """For `bootstrap_iqm`, `mean_*` and `diff` are interquartile means."""
     p_value: float
     p_adjusted: float
     p_equivalence: float = 1.0
-    """p-value of two one-sided tests against a difference outside ± margin."""
+    """p-value of the two one-sided tests against a difference outside ± margin."""
     n_between: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
-    """slope: number of finished trials at the levels in between."""
+    """For `slope`: number of finished trials at the levels in between."""
     failed_between: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
     p_lack_of_fit: Annotated[float | None, Field(exclude_if=lambda found: found is None)] = None
-    """slope: p-value of the hypothesis that the levels' means lie on a line. None: not known."""
+    """For `slope`: p-value of the hypothesis that the levels' means lie on a line. None: not known."""
     trial_s: Annotated[float | None, Field(exclude_if=lambda seconds: seconds is None)] = None
-    """Mean wall time of both sides' trials, in our own findings, to price a repetition. Neither verified nor exported."""
+    """Mean wall time of both sides' trials, used to price a repetition. Only in our own findings; neither verified nor exported."""
 
 
 class VerdictRecord(BaseModel):
@@ -71,11 +71,11 @@ class Finding(BaseModel):
     """The study that found it; for an imported finding, a study elsewhere."""
     plan_hash: str
     question: str = ""
-    """The study's question; asking it again is a replication."""
+    """The study's question. Asking it again is a replication."""
     instrument: str
     instrument_version: str = ""
     model: str
-    """Several names, separated by commas, if the two sides differ in the model."""
+    """Name of the model; several names, separated by commas, if the two sides differ in the model."""
     factor: str
     metric: str
     statement: str
@@ -88,12 +88,12 @@ class Finding(BaseModel):
     verdict: Verdict
     effect: Effect | None = None
     scope: dict[str, Any] = {}
-    """All other settings of its trials: steps, run, task, further models, how held-out tasks were asked."""
+    """All other settings of the finding's trials: steps, run, task, further models, how held-out tasks were asked."""
     seeds: tuple[int, ...] | None = None
-    """Seeds of all trials of its plan, in order, so that a replication can take others. None if not recorded."""
+    """Seeds of all trials of the plan, in order, so that a replication can use others. None if not recorded."""
     at: float
     origin: str | None = None
-    """Who shared it; None for our own. Imported findings cannot be recomputed, because their trials are elsewhere."""
+    """Who shared the finding; None for our own. Imported findings cannot be recomputed, because their trials are elsewhere."""
     imported_at: float | None = None
 
     @property

@@ -10,14 +10,14 @@ from foundation.strict import StrictModel
 
 class NoticeKind(StrEnum):
     GATE = "gate"
-    """It waits for a person's answer."""
+    """The study or campaign waits for a person's answer."""
     FAILURE = "failure"
-    """It failed, or cannot continue by itself."""
+    """The study or campaign failed, or cannot continue without help."""
     STALLED = "stalled"
-    """Nothing has advanced for some time."""
+    """Nothing has progressed for some time."""
     CONCLUSION = "conclusion"
     DIGEST = "digest"
-    """Once a day."""
+    """Sent once a day."""
     TEST = "test"
     """A person tests whether notices arrive."""
 
@@ -25,14 +25,14 @@ class NoticeKind(StrEnum):
 class Notice(StrictModel):
     """One message to people about a study (`st-…`) or a campaign (`ca-…`).
 
-    It leaves this machine: ids, questions, verdicts and counts are fit for it; keys, addresses with passwords, tasks and
-    what a client or a model said are not.
+    Notices leave this machine. They may contain ids, questions, verdicts and counts, but never keys, addresses with passwords,
+    tasks or what a client or a model said.
     """
 
     kind: NoticeKind
     subject_id: str
     key: str
-    """Names the event within its subject: a notice is recorded once for each."""
+    """Names the event within its subject. A notice is recorded once per key."""
     title: str
     body: str
     picture: Path | None = None

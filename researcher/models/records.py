@@ -17,25 +17,25 @@ from swarm.protocol.runspec import ComputeType
 
 
 class RepairRecord(BaseModel):
-    """One repaired version of the code that a study took up. Trials that began earlier ran on the old version."""
+    """One repaired version of the code that a study adopted. Trials that began earlier ran on the old version."""
 
     trial: str
     """Key of the trial whose client had failed."""
     attempt: int
     old: str
-    """SHA-256 of the instrument's files before and after the repair."""
+    """SHA-256 of the instrument's files before the repair; `new` is that after it."""
     new: str
     files: tuple[str, ...]
     diff: str
     """The complete unified diff."""
     failed: str
-    """The failure that led to the repair: its place, and the exception's last line."""
+    """The failure that led to the repair: its place, and the last line of the exception."""
     reason: str
     """What was wrong, in the words of the repair's author."""
     by: str
     """`person`, or `LLM` followed by the LLM's name."""
     rehearsed: str
-    """How it was tested before use, in words."""
+    """How the repair was tested before use, in words."""
     at: float = 0.0
 
     @property
@@ -51,7 +51,7 @@ RULES = "rules"
 OVER_BUDGET = "over_budget"
 """Kind of the event that records a stop because the budget is spent."""
 LONGEST_TOPIC = 10_000
-"""Longest topic in characters. Findings and copies of the records store the topic too."""
+"""Maximum length of a topic, in characters. Findings and copies of the records store the topic too."""
 MODELS_KEPT, MODELS_NOT_KEPT = "models_kept", "models_not_kept"
 """Kinds of events of a finished study: its trained models were copied to its folders, or could not be."""
 
@@ -80,7 +80,7 @@ class TrialStatus(StrEnum):
     """The intent is recorded; the server may or may not know of the run."""
     RUNNING = "running"
     PAUSED = "paused"
-    """Its run is paused on its server and has a checkpoint."""
+    """The trial's run is paused on its server and has a checkpoint."""
     DONE = "done"
     FAILED = "failed"
 
@@ -91,14 +91,14 @@ class TrialStatus(StrEnum):
 
 
 class HostedModel(BaseModel):
-    """The hosted model as reported by the server: its name, and the SHA-256 of its weights if it has any."""
+    """The hosted model as the server reports it: its name, and the SHA-256 of its weights if it has any."""
 
     name: str
     fingerprint: str | None = None
     dtype: Annotated[ComputeType | None, Field(exclude_if=lambda found: found is None)] = None
-    """Sampling dtype; None in older records."""
+    """Data type used for sampling; None in older records."""
     engine: Annotated[str | None, Field(exclude_if=lambda found: found is None)] = None
-    """`local`, `verl` or `echo` (answers without the named model). None in older records."""
+    """`local`, `verl` or `echo` (which answers without the named model). None in older records."""
 
     @property
     def trained(self) -> str:
@@ -106,37 +106,37 @@ class HostedModel(BaseModel):
         return "echo" if self.engine == "echo" else self.name
 
     def is_of(self, model: PlanModel) -> bool:
-        """Whether that model itself was trained, not a stand-in."""
+        """Return whether that model itself was trained, not a stand-in."""
         if self.trained != self.name:
             return self.trained == model.name
         return model.is_hosted(self.name, self.fingerprint, self.engine)
 
 
 class TrialEvidence(BaseModel):
-    """What really ran, as reported by server and client. Sentinels compare it with the plan. None if not recorded."""
+    """What really ran, as reported by server and client. Sentinels compare it with the plan. Fields are None if not recorded."""
 
     spec: dict[str, Any] | None = None
     """The server's RunSpec (`RunReport.spec`)."""
     roles: dict[str, dict[str, Any]] | None = None
-    """RunSpecs of the other roles' runs."""
+    """RunSpecs of the runs of further roles."""
     changes: list[dict[str, Any]] | None = None
-    """Config changes that the server kept after the run began (`RunReport.changes`, without the first)."""
+    """Config changes that the server recorded after the run began (`RunReport.changes`, without the first)."""
     parameters: dict[str, Any] | None = None
     """Arguments passed to the instrument's `tasks`."""
     train_tasks: list[str] | None = None
     heldout_tasks: list[str] | None = None
     model: Annotated[HostedModel | None, Field(exclude_if=lambda found: found is None)] = None
-    """The trained model as reported by its server; None in older records."""
+    """The trained model as its server reports it; None in older records."""
     code_versions: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
     """Number of episodes by version of the instrument's code; None: the plan's version produced them all."""
     joined: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
     """Number of trained episodes of each other client that joined; None: nobody joined."""
     attrition: Annotated[Attrition | None, Field(exclude_if=lambda found: found is None)] = None
-    """Attempts at episodes, and causes of lost ones. None in older records."""
+    """Attempts at episodes, and the causes of lost ones. None in older records."""
 
 
 class SampledCall(BaseModel):
-    """One LLM call of a sampled episode, with its texts cut to a bounded size."""
+    """One LLM call of a sampled episode, with long texts cut."""
 
     index: int
     agent: str | None
@@ -147,7 +147,7 @@ class SampledCall(BaseModel):
     mean_logprob: float | None
     temperature: float
     step: int | None
-    """Step of the weights that sampled the first token."""
+    """Optimizer step of the weights that sampled the first token."""
     finish_reason: str | None
     complete: bool
     fork_cause: str | None
@@ -162,9 +162,9 @@ class SampledEpisode(BaseModel):
     kind: Literal["train", "eval"]
     task_id: str
     step: int
-    """Step of the served weights when it began."""
+    """Optimizer step of the weights that were served when the episode began."""
     fate: str
-    """Its outcome, as in the ledger."""
+    """The episode's outcome, as in the ledger."""
     reward: float | None
     agent_rewards: dict[str, float] | None
     success: bool | None
@@ -178,7 +178,7 @@ class SampledEpisode(BaseModel):
 
 
 class TrialRecord(BaseModel):
-    """One trial with its finals and series, as analysis and report read it."""
+    """One trial with its final metrics and series, as analysis and report read it."""
 
     key: str
     study_id: str
@@ -190,17 +190,22 @@ class TrialRecord(BaseModel):
     reason: str | None = None
     finals: dict[str, float] = {}
     series: dict[str, list[tuple[int, float]]] = {}
-    """Per-step metrics by name (docs/reference/metrics.md), and `eval_reward_before|after`, `eval_success_before|after` by episode index."""
+    """Per-step metrics by name (docs/reference/metrics.md), and `eval_reward_before|after`, `eval_success_before|after` by episode
+    index.
+    """
     started_at: float | None = None
     ended_at: float | None = None
     evidence: TrialEvidence | None = None
 
 
 class StudyRequest(BaseModel):
-    """The request: the study spec and its origin.
+    """A request for a study: the spec and where it came from.
 
-    author: `builtin`, `file`, `options`, or an LLM's name. sources: where each setting comes from, by dotted path. because:
-    the planner's reason. uncovered: parts of the topic that the spec does not cover.
+    Args:
+        author: `builtin`, `file`, `options`, or an LLM's name.
+        sources: where each setting comes from, by dotted path.
+        because: the planner's reason.
+        uncovered: parts of the topic that the spec does not cover.
     """
 
     spec: dict[str, Any]
@@ -216,14 +221,14 @@ class StudyOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     instrument: str | None = None
-    """The instrument's folder; None for those that the repository ships."""
+    """The instrument's folder; None for instruments that the repository ships."""
     request: StudyRequest | None = None
-    """None in studies without a spec."""
+    """The study's request; None in studies without a spec."""
     servers: tuple[str, ...] = ()
-    """Addresses of given swarm servers; if empty, servers are started on this machine with `engine`."""
+    """Addresses of the swarm servers to use; if empty, servers with `engine` are started on this machine."""
     engine: str = "local"
     machine: str = ""
-    """Host name of the machine that started the study. Without given servers, trial times show the pace of this machine."""
+    """Host name of the machine that started the study. Unless `servers` were given, its trial times show the pace of this machine."""
     clients: str = "local"
     """Where clients run: `local`, `ray` or `ray=http://HOST:8265`."""
     max_parallel: int | None = None
@@ -234,7 +239,7 @@ class StudyOptions(BaseModel):
     """How often the planner LLM may repair the instrument's code."""
     keep_models: bool = False
     calibrates: bool = False
-    """Whether it is `researcher calibrate`'s: short trials that only show a pace."""
+    """Whether `researcher calibrate` started it: short trials that only measure a pace."""
 
     @property
     def notify(self) -> tuple[str, ...]:
@@ -243,7 +248,7 @@ class StudyOptions(BaseModel):
 
 
 class Answer(StrictModel):
-    """A person's answer at a gate. words: the reason; required for a rejection."""
+    """A person's answer at a gate. `words` give the reason, which a rejection requires."""
 
     verdict: Literal["approve", "reject"]
     words: str = ""
@@ -251,7 +256,7 @@ class Answer(StrictModel):
 
 
 class OpenGate(BaseModel):
-    """A gate where a study waits. answer: given, but not yet seen by the study's worker."""
+    """A gate where a study waits. `answer` is set once given, even if the study's worker has not seen it yet."""
 
     name: str
     question: dict[str, Any]
@@ -274,17 +279,17 @@ class StudyRecord(BaseModel):
     updated_at: float
     ended_at: float | None = None
     campaign_id: str | None = None
-    """The campaign that the study belongs to, with its hypothesis and its role there."""
+    """The campaign that the study belongs to. Its hypothesis and its role there follow."""
     hypothesis_id: str | None = None
     role: Literal["explore", "confirm"] | None = None
 
     @property
     def request(self) -> StudyRequest | None:
-        """None in studies of earlier versions, and in reproductions."""
+        """The study's request; None in studies of earlier versions, and in reproductions."""
         return self.options.request
 
     def planned_by(self, plan: Plan) -> str:
-        """Author of the spec or plan."""
+        """Return the author of the spec, or of the plan if there is no spec."""
         return plan.planner if self.request is None else self.request.author
 
 
@@ -302,19 +307,19 @@ class AttemptRecord(BaseModel):
     blueprint: dict[str, Any] | None = None
     client_pid: int | None = None
     client_started: float | None = None
-    """Start time of the client process; distinguishes it from another process with a reused pid."""
+    """Start time of the client process; distinguishes it from another process that reuses the pid."""
     step: int = 0
     outcome: Literal["open", "done", "failed", "withdrawn"] = "open"
-    """failed counts against the trial; withdrawn does not: a person stopped it, or its server was lost."""
+    """`failed` counts against the trial. `withdrawn` does not: a person stopped it, or its server was lost."""
     reason: str | None = None
     intent_at: float
     heartbeat_at: float
-    """When it last made progress."""
+    """When the attempt last made progress."""
     ended_at: float | None = None
 
 
 class Event(BaseModel):
-    """One line of the append-only journal."""
+    """One event of the append-only journal."""
 
     seq: int
     study_id: str
@@ -334,7 +339,7 @@ class ReportSeal(BaseModel):
 
 
 class LlmCall(BaseModel):
-    """One raw request to a planner LLM, so that a plan can be replayed."""
+    """One raw request to a planner LLM and its answer, recorded so that a plan can be replayed."""
 
     purpose: str
     model: str
@@ -356,13 +361,13 @@ class StudyData:
     topic: str
     plan: Plan
     plan_hash: str
-    """As recorded when the plan was frozen; `verify` compares it with `plan.digest()`."""
+    """The plan's hash as recorded when the plan was frozen; `verify` compares it with `plan.digest()`."""
     trials: tuple[TrialRecord, ...]
-    """Trials of this plan, in the order of creation."""
+    """Trials of this plan, in order of creation."""
     request: StudyRequest | None = None
-    """None if there was no spec, or it was not loaded."""
+    """The study's request; None if there was no spec, or it was not loaded."""
     status: StudyStatus | None = None
-    """None if it was not loaded."""
+    """The study's status; None if it was not loaded."""
     reason: str | None = None
     """Recorded reason for the status."""
     verdicts: tuple[VerdictRecord, ...] = ()
@@ -372,15 +377,15 @@ class StudyData:
     altered: Mapping[str, Sequence[tuple[str, Any, Any]]] = field(default_factory=dict)
     """Rows that differ from the plan, by name such as `hypothesis H1`: column, stored value, planned value."""
     decided: Mapping[str, Sequence[str]] | None = None
-    """By hypothesis, the stages after which a verdict was recorded. None: not loaded."""
+    """The stages after which a verdict was recorded, by hypothesis. None: not loaded."""
     attempts: Mapping[str, Sequence[AttemptRecord]] | None = None
-    """By the trial's key, oldest first; None if not loaded."""
+    """Attempts by the trial's key, oldest first. None: not loaded."""
     attrition: Mapping[str, Mapping[tuple[str, str, str], int]] | None = None
-    """Rows of `trial_attrition`: attempts at episodes by the trial's key, then by arm, kind and cause. None: not loaded."""
+    """Rows of `trial_attrition`: numbers of attempts by the trial's key, then by arm, kind and cause. None: not loaded."""
     budgets: Mapping[str, float] | None = None
     """Enforced limits by kind (`wall_s`, `trials`). None: not loaded."""
     stage_times: Mapping[str, tuple[float | None, float | None]] | None = None
-    """Start and end of each stage in Unix seconds; None if it has not begun or ended. None for the field: not loaded."""
+    """Start and end of each stage in Unix seconds; None if it has not begun or ended. None for the whole field: not loaded."""
     findings: tuple[Finding, ...] = ()
     """Findings that the study produced."""
     llm_calls: tuple[LlmCall, ...] = ()
@@ -390,7 +395,7 @@ class StudyData:
 
 
 class LeaseInfo(BaseModel):
-    """Holder of a study or server, expiry, and fencing token."""
+    """Holder of a study or server, when its lease expires, and the fencing token."""
 
     owner: str
     token: int

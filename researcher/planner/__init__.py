@@ -1,1 +1,4 @@
-"""Topic → draft of a study spec: by an LLM (`agent.py`) or word by word (`matcher.py`). Knows no executor and no SQL; runs nothing."""
+"""Turns a topic into a draft study spec: with an LLM (`agent.py`) or by matching words (`matcher.py`).
+
+Planning runs nothing. This package knows nothing of executors or SQL.
+"""

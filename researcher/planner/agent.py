@@ -1,6 +1,6 @@
-"""The LLM planner: its tools and prompt, and its requests until it proposes, asks or declines.
+"""The LLM planner: its tools, its prompt, and its requests until it proposes, asks or declines.
 
-The LLM writes a spec. Code checks it, and code alone makes arms, stages, statistics and price.
+The LLM writes a spec. Code validates the spec and derives arms, stages, statistics and price from it; the LLM never does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from swarm.models.catalogue import known_names
 ENDINGS = ("propose", "ask", "decline")
 MOST_LOOK_UPS = 24
 FIRST_FINDINGS = 4
-"""Number of findings in a prompt without look-ups, which must be short."""
+"""Maximum number of findings in the first prompt when the LLM has no look-ups; that prompt must be short."""
 _PROMPTS = Path(__file__).parent / "prompts"
 _TOPIC = "\nThe topic, as a JSON string:\n"
 _OUTCOMES = {kind.__name__: TypeAdapter[Outcome](kind) for kind in (Proposed, NeedsEdit, Declined)}
@@ -49,7 +49,12 @@ _DRAFT = TypeAdapter(Draft)
 
 
 class LlmPlanner:
-    """checkpoints, thread: database URL and name under which the planning saves its position; by default nothing is saved."""
+    """Plans topics with an LLM.
+
+    Args:
+        checkpoints: URL of the database where planning saves its position; None saves nothing.
+        thread: name under which the position is saved.
+    """
 
     def __init__(self, asker: Asker, *, checkpoints: str | None = None, thread: str = "plan") -> None:
         self._asker = asker
@@ -62,7 +67,7 @@ class LlmPlanner:
         return self._asker.settings.model
 
     async def propose(self, request: TopicRequest) -> Outcome:
-        """After `Asked`, call again with the answer in `request.answers`; planning continues where it stopped.
+        """Plan the topic. After `Asked`, call this again with the answer in `request.answers`; planning continues where it stopped.
 
         Raises: PlanningRefused when the LLM cannot be reached, or never gives a readable answer.
         """
@@ -76,7 +81,7 @@ class LlmPlanner:
             ) from error
 
     async def _outcome(self, request: TopicRequest) -> Outcome:
-        """Raises: LlmUnusable, PlanningRefused."""
+        """Run the conversation to its outcome. Raises: LlmUnusable, PlanningRefused."""
         topic = Topic(request, self.name)
         conversation = Conversation(topic, self._checkpoints, f"ask/{self._thread}", answered=len(request.answers))
         at, purse = conversation.begin(), self._asker.purse
@@ -98,7 +103,7 @@ class LlmPlanner:
 
 
 class Topic:
-    """A `Subject`. author: the LLM's name, which signs the draft."""
+    """The `Subject` of a planning conversation. `author` is the LLM's name, recorded as the draft's author."""
 
     endings = ENDINGS
     most_look_ups = MOST_LOOK_UPS
@@ -111,7 +116,7 @@ class Topic:
         return tool_schemas()
 
     def first_messages(self, form: str) -> list[dict[str, Any]]:
-        """The system prompt, the topic and its limits; in forms without tools, findings and the schema as well."""
+        """Return the system prompt, the topic and its limits; in forms without tools, also the findings and the JSON schema."""
         request, look_ups = self._request, form == FORMS[0]
         user = filled(
             _PROMPTS,
@@ -151,12 +156,12 @@ class Topic:
         return _kept(NeedsEdit(draft=self._draft(draft), problems=tuple(problems)))
 
     def _draft(self, draft: Plain | None) -> Draft:
-        """The last readable draft."""
+        """Return the last readable draft, or an empty one."""
         return bare_draft(self._request, self._author) if draft is None else _DRAFT.validate_python(draft)
 
 
 def request_of(messages: Sequence[dict[str, Any]]) -> str | None:
-    """The request in these messages, without the prompt: topic, fixed fields, answers. None if they are not about planning."""
+    """Return the planning request within these messages (topic, fixed fields, answers), or None if they are not about planning."""
     first = next((str(each["content"]) for each in messages if each["role"] == "user"), "")
     _, found, request = first.rpartition(_TOPIC)
     return request if found else None

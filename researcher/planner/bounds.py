@@ -1,7 +1,7 @@
 """Limits in a topic that the spec must respect, and names in a spec that only a person may choose.
 
-Scans for numbers with units and for names; does not parse sentences. Each kind of bound has its fields in the spec. A
-bound that those fields do not respect has to be listed in `uncovered`, with the reason.
+Scans for numbers with units and for names; does not parse sentences. Each kind of bound belongs to certain fields of the spec. A
+bound that those fields do not respect must be listed in `uncovered`, with a reason.
 """
 
 from __future__ import annotations
@@ -40,10 +40,13 @@ _FILE = re.compile(r"[^\s\"'`“”‘’,;?()<>]+\.jsonl\b")
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """text: as written in the topic. value: seconds, a clock time, a count or a name. side: which limit it is; `first` and
-    `last`: the first and the last seed, as in "seeds 3 to 7". meant: 5 for "fewer than 6".
+    """A bound or name found in the topic.
 
-    daily: hours per day. model: a name with a size; data: a file, or marked as a data set; hub: a hub name of either kind.
+    `text` is its wording in the topic. `value` is in seconds, a clock time ("22:00"), a count or a name. `side` says which limit it
+    is; `first` and `last` are the first and last seed, as in "seeds 3 to 7". `meant` is the effective limit: 5 for "fewer than 6".
+
+    Kinds: `daily` counts hours per day; `model` is a name with a size; `data` is a file, or a name marked as a data set; `hub` is a
+    hub name that may be a model or a data set.
     """
 
     kind: Kind
@@ -58,19 +61,19 @@ _LENGTHS = ("time", "days", "daily")
 
 @cache
 def _words() -> dict[str, Any]:
-    """The content of `bounds.toml`."""
+    """Return the parsed `bounds.toml`."""
     return tomllib.loads(Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def _n() -> str:
-    """Pattern of a number, in digits or in words."""
+    """Return a regex for a number in digits or in words."""
     written = "|".join(sorted(map(re.escape, _words()["numbers"]), key=len, reverse=True))
     return rf"(?:\d{{1,3}}(?:,\d{{3}})+|\d+(?:[.,]\d+)?(?:e\d+)?|(?:{written}))"
 
 
 def stated(topic: str) -> list[Stated]:
-    """Times, clock times, counts and names in the topic, each once."""
+    """Return the times, clock times, counts and names in the topic, each once."""
     found = [*_times(topic), *_clock_times(topic), *_counts(topic), *_names(topic)]
     limits = {(each.kind, each.value) for each in found if each.side in ("least", "most")}
     # A number that was stated as a limit is the same limit when it is repeated.
@@ -81,8 +84,15 @@ def stated(topic: str) -> list[Stated]:
 def lost(
     topic: str, spec: StudySpec, uncovered: Sequence[str], *, given: Mapping[str, Any], factors: Sequence[Factor]
 ) -> tuple[list[str], list[str]]:
-    """A problem for each bound that neither the spec nor `uncovered` holds; and the bounds that an option overrules, as
-    entries of `uncovered`. given: fields set by options. factors: of the spec's instrument."""
+    """Compare the topic's bounds with the spec.
+
+    Args:
+        uncovered: the planner's list of parts of the topic that the spec does not cover.
+        given: spec fields that are set by command-line options.
+        factors: factors of the spec's instrument.
+    Returns: a problem for each bound missing from both the spec and `uncovered`; and an `uncovered` entry for each bound that an
+    option overrules.
+    """
     named = "\n".join(uncovered)
     named_bounds = {(each.kind, each.value) for each in stated(named)}
     problems, overruled = list[str](), list[str]()
@@ -102,9 +112,9 @@ def lost(
 
 
 def invented(spec: StudySpec, instrument: Instrument, said: str) -> list[str]:
-    """A problem for each model, file, data set or text in the spec that no person named. said: everything that people wrote."""
+    """Return a problem for each model, file, data set or text in the spec that no person named. `said` is everything people wrote."""
     problems = [
-        f"{what} {name!r} does not stand in the topic as it is: only its author may name one"
+        f"{what} {name!r} is not in the topic, spelled exactly so: only the topic's author may name one"
         for what, name in _named_by_people(spec, instrument)
         if not _stands(name, said)
     ]
@@ -126,7 +136,7 @@ def _times(topic: str) -> Iterator[Stated]:
 
 
 def _limited(kind: Kind, topic: str, match: re.Match[str], value: float) -> Stated:
-    """The number, interpreted by the words around it."""
+    """Interpret the matched number by the words around it."""
     before, after = topic[: match.start()], topic[match.end() :]
     for each in _words()["before"]:
         if re.search(rf"(?<![A-Za-z])(?:{each['words']})\s*$", before, re.IGNORECASE):
@@ -167,12 +177,12 @@ def _counts(topic: str) -> Iterator[Stated]:
 
 
 def _counted(kind: Kind, number: str) -> bool:
-    """Whether the number is a count, unlike in "in one step"."""
+    """Return whether the number is a count, which it is not in "in one step"."""
     return kind == "seeds" or number.lower() not in ("one", "an", "eine", "一")
 
 
 def _names(topic: str) -> Iterator[Stated]:
-    """Hub names, models with a size, files. Names need letters and digits, unlike `alpha/rank` or `4/8`."""
+    """Find hub names, models with a size, and files. A name must have letters and digits, which `alpha/rank` and `4/8` do not."""
     written: list[tuple[Kind, str, bool]] = [("data", match.group(), True) for match in _FILE.finditer(topic)]
     for match in _HUB.finditer(topic):
         marked, sized = match[1] is not None, _SIZED.fullmatch(match[2].partition("/")[2]) is not None
@@ -218,7 +228,7 @@ def _holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) -> bool:
 
 
 def _names_it(spec: StudySpec, name: str) -> bool:
-    """Whether the spec names this model, file or hub name anywhere."""
+    """Return whether the spec contains this model, file or hub name anywhere."""
     texts = [level for _, level in _settings(spec) if isinstance(level, str)]
     written = any(
         name.casefold() in text.casefold() for text in (*spec.models, *texts, spec.start_from, spec.instrument)
@@ -227,7 +237,7 @@ def _names_it(spec: StudySpec, name: str) -> bool:
 
 
 def _length_s(window: str) -> float | None:
-    """Daily length of a window in seconds; None if it is not a window."""
+    """Return the daily length of a time window in seconds, or None if the text is not a window."""
     ends = re.findall(r"(\d{1,2}):(\d{2})", window)
     if len(ends) != 2:
         return None
@@ -244,13 +254,13 @@ def _within(each: Stated, held: float | None) -> bool:
 
 
 def _fields(each: Stated) -> list[str]:
-    """Fields of the spec that can hold this bound."""
+    """Return the spec fields that can satisfy this bound."""
     fields: list[str] = _words()["fields"].get(f"{each.kind}.{each.side}") or _words()["fields"][each.kind]
     return fields
 
 
 def _a_factor_holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) -> bool:
-    """Whether a level of a factor with this unit holds the bound: `2 steps of warmup`."""
+    """Return whether a factor with this unit has a level that satisfies the bound, such as `2 steps of warmup`."""
     names = {factor.name: (factor.name, *factor.aliases) for factor in factors}
     return any(
         level in (each.value, each.meant) and not isinstance(level, bool)
@@ -260,7 +270,7 @@ def _a_factor_holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) ->
 
 
 def _overrules(given: Mapping[str, Any], each: Stated, factors: Sequence[Factor]) -> bool:
-    """Whether an option sets a field of this bound. A name that may be a model or data is overruled if both are set."""
+    """Return whether an option sets a field of this bound. A name that may be a model or data is overruled only if both are set."""
     arms = given.get("arms", {}).values()
     sets = {name for settings in (given.get("set", {}), given.get("compare", {}), *arms) for name in settings}
     targets = {factor.target for factor in factors if factor.name in sets}
@@ -281,7 +291,7 @@ def _overrules(given: Mapping[str, Any], each: Stated, factors: Sequence[Factor]
 
 
 def _settings(spec: StudySpec) -> Iterator[tuple[str, Scalar]]:
-    """Every level in the spec, with its factor."""
+    """Yield every level in the spec as (factor name, level)."""
     for name, compared in spec.compare.items():
         yield from ((name, level) for level in (compared.baseline, *compared.levels) if level is not None)
     yield from spec.set.items()
@@ -311,5 +321,5 @@ def _named_by_people(spec: StudySpec, instrument: Instrument) -> Iterator[tuple[
 
 
 def _stands(name: str, said: str) -> bool:
-    """Whether people wrote the name as a whole word: `secret` is not in `secrets.jsonl`."""
+    """Return whether people wrote the name as a whole word: `secrets.jsonl` does not contain `secret`."""
     return bool(name) and bool(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w/-]|\.\w)", said))

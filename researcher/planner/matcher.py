@@ -1,8 +1,8 @@
-"""Plans without an LLM: turns a topic in the field's words into a draft of a `StudySpec`.
+"""Plans without an LLM: turns a topic, worded as practitioners word it, into a draft of a `StudySpec`.
 
-The matcher must use every word of the topic, or know that it has no content. Otherwise it stops, and a person gets the draft and
-the words it did not understand. Two readings, a second metric or an unassigned number stop it too. It declines topics that name
-nothing to vary.
+The matcher must use every word of the topic, or know that the word has no content. Otherwise it stops, and a person gets the draft
+and the words that were not understood. It also stops at an ambiguous topic, a second metric or a number that belongs to no factor.
+It declines topics that name nothing to vary.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from researcher.planner.proposals import judged
 from researcher.study.draft import Draft, Source, edited
 
 FEWEST_RACED = 4
-"""Fewest treatments against one baseline for which a race is cheaper than comparing them all."""
+"""Minimum number of treatments against one baseline at which a race is cheaper than comparing them all."""
 
 
 class Matcher:
-    """The planner that needs no key."""
+    """The built-in planner, which needs no API key."""
 
     name = "builtin"
 
@@ -113,20 +113,22 @@ class _Study(Levels):
             self.put("model", models[0], "topic")
         if len(models) > 1:
             if varied or bare:
-                raise TwoReadings(f"The topic compares models, and {(varied + bare)[0]} too.")
+                raise TwoReadings(f"The topic compares both models and {(varied + bare)[0]}; compare one of them.")
             self.sided = bool(has(*SIDES))
             self.put("model", models[::-1] if self.sided else models, "topic")
             self._vary([], "compare")
         elif not (bare or has("open") or not all(map(self._is_scenery, self.levels))) or (why and not varied):
             unknown = ", ".join(dict.fromkeys(item.text for item in self.items if item.isa("unknown")))
-            self.declined = f"Nothing that can be varied here is named. Not understood: {unknown or 'what to compare'}."
+            self.declined = (
+                f"The topic names nothing that can be varied here. Not understood: {unknown or 'what to compare'}."
+            )
         elif has("then"):
             order = sorted(varied, key=lambda name: self._of(name)[0].at)
             first = (
                 [self._of(order[0])[-1].at, self.items.places("then")[0], self._of(order[-1])[0].at] if order else []
             )
             if len(order) != 2 or first != sorted(first) or has("interact"):
-                raise TwoReadings("A sequence compares two factors one after the other, each with its own levels.")
+                raise TwoReadings("A sequence compares two factors, one after the other; name the levels of each.")
             self._vary(order, "sequence")
         elif len(varied) > 1 and not bare and not has("interact"):
             self._bundles(varied)
@@ -135,19 +137,23 @@ class _Study(Levels):
             or (bare and asked)
             or (names == asked and len(asked) != 1 and not (has("open") and not asked))
         ):
-            raise TwoReadings(f"Say which of these is compared: {', '.join(names + asked) or 'nothing but settings'}.")
+            raise TwoReadings(
+                f"Say which of these to compare: {', '.join(names + asked) or 'only settings are named'}."
+            )
         elif len(names) == 1:
             if not varied and has(*SIDES):
-                raise TwoReadings(f"The topic sets {names[0]} against something that is not one of its levels.")
+                raise TwoReadings(f"The topic compares {names[0]} with something that is not one of its levels.")
             self._vary(names, "compare")
         elif any(len(self._of(name)) > 2 for name in names) or not has("interact", "open", "which", "best"):
-            raise TwoReadings(f"Of {' and '.join(names)}, name two levels each, and how they are compared.")
+            raise TwoReadings(f"Name two levels each of {' and '.join(names)}, and say how to compare them.")
         else:
             screened = [each for each in table()["shared"]["screen"] if each in self.factors and each not in settled]
             self._vary(names or screened, "factorial" if has("interact") else "screen")
 
     def _asked(self) -> list[str]:
-        """Factors that the topic asks about with a single level. Skips levels after a preposition, of the task, and usual choices."""
+        """Return the factors that the topic asks about with a single level. Skips levels that follow a preposition, describe the
+        task or are the usual choice.
+        """
         found = list[str]()
         for level in [each for each in self.levels if not self._is_scenery(each)]:
             name, near = level.factor.name, [self.items.at(level.at + d) for d in (-1, 0, 1)]
@@ -158,7 +164,7 @@ class _Study(Levels):
         return found
 
     def _vary(self, names: Sequence[str], design: str) -> None:
-        """Compare levels of these factors; all arms share the other levels."""
+        """Compare levels of these factors; set all other levels the same in every arm."""
         for name in names:
             treatments, baseline = self._contrast(name)
             self._put_compare(baseline, treatments[-1:] if design in ("factorial", "screen") else treatments)
@@ -178,7 +184,7 @@ class _Study(Levels):
         self._claim()
 
     def _contrast(self, name: str) -> tuple[list[Level], Level]:
-        """The treatments and the baseline of a factor, with levels from the topic or chosen by the planner."""
+        """Return the treatments and the baseline of a factor. Levels come from the topic, or else from the planner."""
         levels, factor = self._of(name), self.factors[name]
         way = self.moved.get(name) if factor.type in ("int", "float") else None
         values = [level.value for level in self.levels if level.factor.name == name and level.source == "topic"]
@@ -189,9 +195,9 @@ class _Study(Levels):
         baselines = self._baselines(levels, way) if len(levels) > 1 else [self._default(levels[0])]
         treatments = [level for level in levels if level not in baselines]
         if len(baselines) > 1:
-            raise TwoReadings(f"The topic sets {name} against several baselines.")
+            raise TwoReadings(f"The topic compares {name} with several baselines.")
         if way and any((float(each.value) - float(baselines[0].value)) * way < 0 for each in treatments):
-            raise TwoReadings(f"The topic has {name} go one way, and its levels the other.")
+            raise TwoReadings(f"The topic moves {name} in one direction, but its levels go in the other.")
         return treatments, baselines[0]
 
     def _put_compare(self, baseline: Level, treatments: Sequence[Level]) -> None:
@@ -207,7 +213,7 @@ class _Study(Levels):
         marked = any(kind in SIDES and kind != "vs" for kinds in between for kind in kinds)
         dashed = any(item.text == "-" for item in self.items[levels[0].at : levels[-1].at])
         if len(levels) == 2 and not way and not cuts and (dashed or "to" in between[0]):
-            raise TwoReadings(f"{levels[0].factor.name} has a range: name the levels in it that are to be compared.")
+            raise TwoReadings(f"{levels[0].factor.name} is given as a range: name the levels to compare.")
         self.sided = True
         ahead = any(item.isa("than", "vs") for item in self.items[: levels[0].at])
         if not cuts and (ahead or (way and "to" in between[0])):
@@ -219,12 +225,14 @@ class _Study(Levels):
             self.sided = marked or not any(item.text in ",:.;(" for item in self.items[levels[-1].at + 1 :])
             return levels[cuts[0] :]
         if len(cuts) > 1 and marked:
-            raise TwoReadings(f"Levels of {levels[0].factor.name} are set against each other in more than one way.")
+            raise TwoReadings(f"The topic compares the levels of {levels[0].factor.name} in more than one way.")
         self.sided = False
         return [next((level for level in levels if level.value == level.factor.default), levels[0])]
 
     def _default(self, level: Level) -> Level:
-        """The level to compare a single level with: the default; for the default itself, the level that switches the factor."""
+        """Return the level to compare a single level with: the default. If the level is the default, compare it with the level that
+        switches the factor off or on.
+        """
         factor = level.factor
         other = on_level(factor) if level.value == off_level(factor) else factor.off
         other = factor.default if level.value != factor.default else other
@@ -234,7 +242,7 @@ class _Study(Levels):
         return Level(factor, other, source="topic" if other == factor.default else "planner")
 
     def _moved(self, factor: Factor) -> tuple[list[Level], Level]:
-        """The default against levels on the side that the topic names, or on both."""
+        """Compare the default with a level on the side that the topic names, or with one on each side."""
         default, way = factor.default, self.moved.get(factor.name)
         both = self.items.places("far", "open", "which", "best", "interact")
         values: list[Scalar | None] = []
@@ -260,7 +268,9 @@ class _Study(Levels):
         base, other = ({level.factor.name: level.value for level in side} for side in sides)
         if len(cuts) > 1 or base.keys() != other.keys() or len(base) + len(other) < len(self.levels):
             both = " and ".join(varied)
-            raise TwoReadings(f"The topic varies {both}: ask about one, or whether they interact, or name the arms.")
+            raise TwoReadings(
+                f"The topic varies {both}: ask about one of them, ask whether they interact, or name the arms."
+            )
         self.used.add(cuts[0])
         self.put("arms.baseline", base, "topic")
         self.put("arms.treatment", other, "topic")
@@ -294,7 +304,9 @@ class _Study(Levels):
             implied = [] if explicit else implied
         decided = list(dict.fromkeys([*explicit, *implied]))
         if len(decided) > 1:
-            self.stop(f"The topic names several metrics ({', '.join(decided)}), and one decides: leave the others out.")
+            self.stop(
+                f"The topic names several metrics ({', '.join(decided)}), but only one can decide: leave the others out."
+            )
         if decided:
             self.put("metric", decided[0], "topic" if explicit else "planner")
         name = [*decided, instrument.defaults.metric][0]
@@ -303,14 +315,14 @@ class _Study(Levels):
         if len(moves) > 1 or (moves and found.places("equal")):
             self.stop("The topic makes two claims.")
         if self.moved and not (moves or decided or chooses or found.places("equal", "far")):
-            self.stop("The topic does not say what is to change.")
+            self.stop("The topic does not say which metric should change.")
         verbs = any(item.isa("better", "worse") and item.text not in ("better", "worse") for item in found)
         if found.places("equal"):
             self.put("claim", "equal", "topic")
         elif moves and not chooses and self.sided:
             self.put("claim", "increase" if moves.pop() > 0 else "decrease", "topic")
         elif moves and not chooses and (verbs or not any(item.text == "or" for item in found)):
-            self.stop("The topic claims an effect, and does not say of which level against which.")
+            self.stop("The topic claims an effect but does not say which level it compares with which.")
 
     def _listed_arms(self) -> bool:
         """Read listed arms: `(a) GRPO, (b) with clip-higher 0.28, (c) with clip-higher and token-level loss`."""

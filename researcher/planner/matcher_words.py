@@ -1,6 +1,6 @@
-"""The words of a topic without its bounds, and the levels of factors that they name.
+"""The words of a topic after its bounds are removed, and the factor levels that they name.
 
-Knows the instruments' declarations and the tables of `matcher.toml`; `matcher.py` decides what is compared.
+Uses the instruments' declarations and the tables of `matcher.toml`; `matcher.py` decides what to compare.
 """
 
 from __future__ import annotations
@@ -32,17 +32,20 @@ _HUB = r"[a-z][\w.-]*/[a-z][\w.-]*\d[bm]\b[\w.-]*"
 _COUNTED = ("numbers", "problems", "questions", "models", "tasks", "agents", "sizes", "values", "runs")
 _MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=")
 SIDES = ("vs", "than", "beat", "lose", "equal")
-"""Words between compared things."""
+"""Kinds of words that stand between compared things."""
 CLAIMS = {"best": 1, "better": 1, "faster": 1, "beat": 1, "worse": -1, "slower": -1, "lose": -1}
-"""Words that say which direction is better."""
+"""Kinds of words that say which direction is better."""
 _PASSED = (*SIDES, *CLAIMS, "list", "to", "more", "less", "which", "metric", "instrument", "level")
 _APART = ("on", "for", "in", "with", "when", "using", "under", "by")
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A phrase, or one unknown word. kind: of the declared thing, or a class of the table. what: the declared name.
-    value: of a level or a number; for a metric its claimed direction. led: the preposition before it."""
+    """A recognised phrase, or one unknown word.
+
+    `kind` is the kind of the declared thing, or a word class of the table. `what` is its declared name. `value` is a level or a
+    number; for a metric, the claimed direction. `led` is the preposition before the phrase.
+    """
 
     kind: str
     text: str
@@ -58,7 +61,7 @@ NOTHING = Item("", "")
 
 
 class Items(list[Item]):
-    """The phrases of a topic in order."""
+    """The phrases of a topic, in order."""
 
     def at(self, i: int) -> Item:
         return self[i] if 0 <= i < len(self) else NOTHING
@@ -69,7 +72,7 @@ class Items(list[Item]):
 
 @dataclass(slots=True)
 class Said:
-    """A topic without its bounds and models. bounds: their values, by dotted path of the spec."""
+    """A topic with its bounds and models removed. `bounds` holds the bounds' values by dotted path of the spec."""
 
     text: str = ""
     bounds: dict[str, Any] = field(default_factory=dict)
@@ -79,12 +82,12 @@ class Said:
 
 @cache
 def table() -> dict[str, Any]:
-    """The content of `matcher.toml`."""
+    """Return the parsed `matcher.toml`."""
     return tomllib.loads(Path(__file__).with_name("matcher.toml").read_text(encoding="utf-8"))
 
 
 def said(topic: str) -> Said:
-    """The topic with its models and bounds removed, in the words of the tables."""
+    """Remove models and bounds from the topic, and rewrite the rest in the words of the tables."""
     found = Said()
     text = normal(_without_models(topic, found))
     for pattern, meant in table()["rewrites"]:
@@ -99,7 +102,7 @@ def said(topic: str) -> Said:
 
 
 def normal(text: str) -> str:
-    """Normalised text: lower case, plain dashes and quotes, powers of ten and numerals in digits."""
+    """Normalise text: lower case, plain dashes and quotes, powers of ten and numerals as digits."""
     text = re.sub(r"\bN(?= ?=)", "sample-size", text.translate(_PLAIN).translate(_SPELT)).lower()
     power = r"(?:(\d+(?:\.\d+)?)\s*[x×*·]\s*|\b)10\s*(?:\^|\*\*)\s*[({]?(-\d+)[)}]?"
     text = re.sub(power, lambda match: f"{match[1] or 1}e{match[2]}", text)
@@ -121,7 +124,7 @@ def _without_models(topic: str, found: Said) -> str:
 
 
 def _bound(match: re.Match[str], fields: dict[str, str], found: Said) -> str:
-    """Store the bound's values in `found`. fields: the paths set by each group, separated by blanks."""
+    """Store the bound's values in `found`. `fields` maps each regex group to the spec paths it sets, separated by spaces."""
     for path, written in [(path, match[group]) for group in fields for path in fields[group].split() if match[group]]:
         value: Any = written
         if path == "budget.wall":
@@ -136,7 +139,7 @@ def _bound(match: re.Match[str], fields: dict[str, str], found: Said) -> str:
 
 @cache
 def keys(text: str) -> tuple[str, ...]:
-    """The words of a phrase in the form used for comparison: singular, without hyphens."""
+    """Return the words of a phrase in the form used for comparison: singular, without hyphens."""
     return tuple(_key(token) for token in re.findall(r"[\w+']+|[/:]", re.sub(r"[_-]", " ", normal(text))))
 
 
@@ -144,7 +147,7 @@ def _key(word: str) -> str:
     word = word.removesuffix("'s")
     if len(word) > 4 and word.endswith(("ches", "shes", "sses", "xes")):
         return word[:-2]
-    kept = word.endswith(("ss", "us", "is")) or word == "seconds"  # of time, and no ordinal
+    kept = word.endswith(("ss", "us", "is")) or word == "seconds"  # the unit of time, not the ordinal
     return word[:-1] if len(word) > 3 and word.endswith("s") and not kept else word
 
 
@@ -157,7 +160,7 @@ def _classes() -> dict[tuple[str, ...], Item]:
 
 
 def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
-    """Every phrase of an instrument and of the tables."""
+    """Return every phrase that the instrument and the tables define."""
     factors = [factor for factor in instrument.factors if factor.target != STUDY_MODEL]  # models are found by name
     classes, names = _classes(), {factor.name for factor in factors}
     listed = classes | {keys(instrument.model.partition("-")[0]): Item("stop", ""), ("modelname",): Item("model", "")}
@@ -179,7 +182,7 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
 
 
 def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[list[InstrumentFolder], bool]:
-    """The instruments that the topic may be about, and whether it names one. A general one is used if none is named."""
+    """Return the instruments that the topic may be about, and whether it names one. If it names none, a general one is used."""
     words, ordinary = keys(text), _classes().keys()
     phrases = {words[i : i + n] for i in range(len(words)) for n in range(1, 6)} - ordinary
     named = [folder for folder in folders if keys(folder.instrument.name) in phrases]
@@ -189,7 +192,7 @@ def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[l
 
 
 def items(text: str, instrument: Instrument) -> Items:
-    """The topic split into phrases, preferring the longest; words without content are dropped."""
+    """Split the topic into phrases, preferring the longest, and drop words without content."""
     plain = re.sub(r"(?<=[a-z0-9])-(?=[a-z])|(?<=[a-z]{2})-(?=\d)|_", " ", text)
     if any(factor.share for factor in instrument.factors):
         plain = re.sub(r"\b(\d+) ?%", lambda match: f"{int(match[1]) / 100:g}", plain)
@@ -214,7 +217,9 @@ def _named(tokens: Sequence[str], listed: dict[tuple[str, ...], Item]) -> list[I
 
 
 def _led(found: Sequence[Item]) -> Items:
-    """Drop words without content, and give each item its preposition. `with` before a bare factor stays: it may be a switch."""
+    """Drop words without content, and attach each preposition to the item after it. Keeps `with` before a bare factor, where it may
+    switch the factor on.
+    """
     counted = {
         i for i in range(1, len(found)) if found[i - 1].isa("number") and found[i].text in _COUNTED
     }  # `3 numbers`
@@ -230,7 +235,7 @@ def _led(found: Sequence[Item]) -> Items:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level of a factor. at: its index among the items. source: `planner` if the topic does not state the level."""
+    """A level of a factor. `at` is its index among the items. `source` is `planner` if the topic does not state the level."""
 
     factor: Factor
     value: Scalar
@@ -239,12 +244,16 @@ class Level:
 
 
 class TwoReadings(Exception):
-    """The topic has two readings, or none."""
+    """The topic is ambiguous or makes no sense as it stands."""
 
 
 @dataclass(slots=True)
 class Levels:
-    """words: the topic; items: its phrases; used: those with a role. moved: direction in which the topic moves a factor."""
+    """The levels that a topic names, and how its words are used.
+
+    `words` is the topic and `items` its phrases. `used` holds the indices of phrases that have a role. `moved` is the direction in
+    which the topic moves each factor: 1 for up, -1 for down.
+    """
 
     instrument: Instrument
     words: Said
@@ -264,7 +273,7 @@ class Levels:
         self.levels, self.used, self.moved = [], set(), {}
         if self.instrument.roles:
             self.stop(
-                f"{self.instrument.name} trains several models: say in a study file which of them each setting is for."
+                f"{self.instrument.name} trains several models: say in a study file which model each setting applies to."
             )
         self._mark("instrument", "mark", "model", "list", "which", "factor", "level", "on")
         self._place()
@@ -275,7 +284,9 @@ class Levels:
         self.used |= set(self.items.places(*kinds))
 
     def _place(self) -> None:
-        """Assign each number to the factor next to it, else to a neighbour's in its list, else to the only one left."""
+        """Assign each number to an adjacent factor; failing that, to the factor of a neighbour in its list, or to the only factor
+        left.
+        """
         found, at, filled = self.items, dict[int, Factor](), set[int]()
         numbers = [i for i in found.places("number") if found[i].led != "by"]  # `raised by 4` names no level
         for i in numbers:
@@ -296,7 +307,7 @@ class Levels:
         for i, factor in at.items():
             counted = found.at(i + 1).isa("factor") and found[i + 1].text.endswith("s") and at.get(i + 3) == factor
             if counted and found[i + 2].text in (":", "(", ","):
-                raise TwoReadings(f"{found[i].text!r} may be a level of {factor.name}, or how many there are.")
+                raise TwoReadings(f"{found[i].text!r} may be a level of {factor.name}, or the number of its levels.")
             self.levels.append(Level(factor, as_level(factor, found[i].value), i))
         self.used |= at.keys()
         self.levels += [Level(self.factors[found[i].what], found[i].value, i) for i in found.places("level")]
@@ -310,7 +321,7 @@ class Levels:
         return i
 
     def _near(self, i: int) -> list[int]:
-        """The factors at a number: `lr of 1e-5`, `16 rollouts`, `which rate is best, 1e-5 or 4e-5`."""
+        """Return the indices of factors near a number: `lr of 1e-5`, `16 rollouts`, `which rate is best, 1e-5 or 4e-5`."""
         left = self._skip(i - 1, -1, ("to",), "=:(~")
         right = self._skip(i + 1, 1, ("better", "worse", "which"))
         far = self._skip(i - 1, -1, _PASSED, ",:()?-'\"")
@@ -318,7 +329,10 @@ class Levels:
         return [j for j in near if self._is_numeric(j)]
 
     def _neighbours(self, i: int, numbers: Sequence[int], bare: bool) -> list[int]:
-        """The numbers before and after it in its list. bare: some factor has no number, so a colon or comma may begin a list."""
+        """Return the previous and next number of the list that number `i` is in.
+
+        `bare` means that some factor has no number yet; a colon or comma may then begin a list.
+        """
         n = numbers.index(i)
         before = [k for k in numbers[max(0, n - 1) : n] if self._listed(k, i, bare, "factor")]
         return before + [k for k in numbers[n + 1 : n + 2] if not self.items[k].led and self._listed(i, k, bare)]
@@ -332,7 +346,9 @@ class Levels:
         return all(item.isa("mark") and item.text not in ".;!|?" for item in ends)
 
     def _switches(self) -> None:
-        """Find factors that are off, and on elsewhere: `without KL`, `with LoRA turned off`, `KL against no KL`."""
+        """Find factors that are switched off, and those switched on for contrast: `without KL`, `with LoRA turned off`, `KL against
+        no KL`.
+        """
         found, off = self.items, dict[str, int]()
         for i in found.places("off", "off_behind"):
             j = i - 1 if found[i].isa("off_behind") else self._skip(i + 1, 1, ("list", "off", "on"))
@@ -352,12 +368,12 @@ class Levels:
             self.levels.append(Level(self.factors["parameters"], "lora", adapters[0].at))
 
     def _of(self, name: str) -> list[Level]:
-        """The levels of a factor, without repeats."""
+        """Return the levels of a factor, without repeats."""
         levels = [level for level in self.levels if level.factor.name == name]
         return list({level.value: level for level in levels[::-1]}.values())[::-1]
 
     def _motions(self) -> None:
-        """The direction of each factor: `a higher rate`, `raising the rate`, `the rate is raised`."""
+        """Find the direction in which the topic moves each factor: `a higher rate`, `raising the rate`, `the rate is raised`."""
         for i in [i for i in self.items.places("more", "less") if i not in self.used]:
             before, behind = self.items.at(i - 1), self.items.at(i + 1)
             listed = before.isa("list") and self.items.at(i - 2).isa("number")  # `16 or more`
@@ -369,10 +385,10 @@ class Levels:
             if near.isa("factor"):
                 way = 1 if self.items[i].isa("more") else -1
                 if self.moved.setdefault(near.what, way) != way:
-                    raise TwoReadings(f"The topic has {near.what} go up and down.")
+                    raise TwoReadings(f"The topic moves {near.what} both up and down.")
                 self.used.add(i)
 
     def _is_scenery(self, level: Level) -> bool:
-        """Whether a level is only context: the usual choice, as in `does GRPO learn faster …`, or the kind of tasks."""
+        """Return whether a level is only context: the usual choice, as in `does GRPO learn faster …`, or the kind of tasks."""
         usual = level.value == level.factor.default and level.factor.off is None
         return level.factor.type == "choice" and (usual or level.factor.proper)

@@ -1,4 +1,4 @@
-"""Input and outcomes of planners. `tests/contracts/planner_contract.py` tests every planner."""
+"""The planners' input and outcomes. `tests/contracts/planner_contract.py` tests every planner."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from researcher.study.draft import Draft
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRequest:
-    """topic: prose, as data. given: spec fields fixed by options; they overrule the topic. instruments: the choice.
-    known: findings of earlier studies. paces: durations of their trials on these servers. servers: trials at once. kept: finds
-    trained models of earlier trials. answers: a person's answers to the planner's questions.
+    """A topic to plan, and what the planner may use.
+
+    `topic` is prose, treated as data. `given` holds spec fields fixed by options, which overrule the topic. `instruments` are the
+    ones to choose from. `known` are findings of earlier studies, and `paces` the speeds of their trials on these servers. `servers`
+    is the number of servers. `kept` looks up models that earlier trials trained and kept. `answers` are a person's answers to the
+    planner's questions.
     """
 
     topic: str
@@ -39,7 +42,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedsEdit:
-    """A draft for a person to finish; nothing runs. problems: one sentence each."""
+    """A draft for a person to finish; nothing runs. `problems` holds one sentence per problem."""
 
     draft: Draft
     problems: tuple[str, ...]
@@ -47,14 +50,14 @@ class NeedsEdit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The planner needs a person's answer before it can continue."""
+    """The planner needs an answer from a person before it can continue."""
 
     question: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined:
-    """No instrument here can answer the topic. nearest: what could be asked instead."""
+    """No instrument here can answer the topic. `nearest` lists what could be asked instead."""
 
     reason: str
     nearest: tuple[str, ...] = ()
@@ -64,10 +67,10 @@ Outcome = Proposed | NeedsEdit | Asked | Declined
 
 
 class Planner(Protocol):
-    """Turns a topic into a draft. Runs nothing, measures nothing, decides no verdict."""
+    """Turns a topic into a draft. A planner runs nothing, measures nothing and gives no verdict."""
 
     @property
     def name(self) -> str:
-        """Author of the drafts: `builtin`, or the LLM's name."""
+        """The author recorded in drafts: `builtin`, or the LLM's name."""
 
     async def propose(self, request: TopicRequest) -> Outcome: ...

@@ -1,4 +1,4 @@
-"""Checks an LLM's final answer: form, instrument, design, price, and the topic's bounds."""
+"""Checks an LLM's final answer: its form, the instrument, design and price, and the topic's bounds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _FORMS: dict[str, type[StrictModel]] = {"propose": _Propose, "ask": _Ask, "decli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A checked spec. fields: including those fixed by a person. plan: if there are no problems."""
+    """A checked spec. `fields` include those that a person fixed. `plan` is None if there are problems."""
 
     fields: dict[str, Any]
     problems: tuple[str, ...] = ()
@@ -56,9 +56,9 @@ class Judged:
 
 
 def ended(call: Call, request: TopicRequest, author: str, last: Draft) -> Outcome:
-    """The outcome of a final answer; NeedsEdit if the LLM still has problems to fix.
+    """Return the outcome of an ending call; NeedsEdit if the LLM still has problems to fix.
 
-    author: the LLM's name, for the draft. last: the draft to use if this one is unreadable.
+    `author` is the LLM's name, for the draft. `last` is the draft to return if this answer is unreadable.
     """
     if call.arguments is None:
         return NeedsEdit(draft=last, problems=(call.problem,))
@@ -80,9 +80,9 @@ def ended(call: Call, request: TopicRequest, author: str, last: Draft) -> Outcom
 
 
 def judged(given: Any, request: TopicRequest) -> Judged:
-    """Merge the spec with the fields that a person has fixed, plan it, and collect its problems.
+    """Merge the spec with the fields that a person fixed, plan it, and collect its problems.
 
-    Files in the spec are only read once it is certain that a person named them.
+    Reads files in the spec only after checking that a person named them.
     """
     fields = _with_given(pruned(given) if isinstance(given, dict) else {}, request)
     if not isinstance(given, dict):
@@ -91,7 +91,7 @@ def judged(given: Any, request: TopicRequest) -> Judged:
         spec = StudySpec.model_validate(fields)
     except ValidationError as error:
         return Judged(fields=fields, problems=_explained(error, StudySpec))
-    fixed = "instrument" in request.given and len(request.instruments) == 1  # perhaps given as its folder's path
+    fixed = "instrument" in request.given and len(request.instruments) == 1  # an option may give the folder's path
     folder = next((each for each in request.instruments if fixed or each.instrument.name == spec.instrument), None)
     plan, problems = None, list[str]()
     if folder is None:
@@ -112,7 +112,7 @@ def judged(given: Any, request: TopicRequest) -> Judged:
 
 
 def bare_draft(request: TopicRequest, author: str) -> Draft:
-    """The draft when an LLM proposed nothing readable."""
+    """Return the draft to use when an LLM proposed nothing readable."""
     fields = _with_given({}, request)
     return Draft(fields=fields, sources=_sources(fields, request, ()), author=author, uncovered=(request.topic,))
 
@@ -140,12 +140,12 @@ def _explained(error: ValidationError, form: type[StrictModel]) -> tuple[str, ..
 
 
 def _with_given(fields: dict[str, Any], request: TopicRequest) -> dict[str, Any]:
-    """The fields, with the topic as question and the fields that a person has fixed."""
+    """Return the fields with the topic as the question, and with the values that a person fixed."""
     return edited(Draft(fields={**fields, "question": request.topic}, author=""), request.given).fields
 
 
 def _said(request: TopicRequest) -> str:
-    """Everything that people wrote."""
+    """Return everything that people wrote."""
     return "\n".join([request.topic, *request.answers, json.dumps(request.given, ensure_ascii=False, default=str)])
 
 
@@ -159,5 +159,5 @@ def _sources(fields: dict[str, Any], request: TopicRequest, from_topic: Sequence
 
 
 def _covers(stated: str, path: str) -> bool:
-    """Whether `stated` covers the path: `seeds` covers `seeds.min`, `compare.lr.levels` covers `compare.lr`."""
+    """Return whether `stated` covers the path: `seeds` covers `seeds.min`, `compare.lr.levels` covers `compare.lr`."""
     return stated == path or path.startswith(f"{stated}.") or stated.startswith((f"{path}.", f"{path}["))

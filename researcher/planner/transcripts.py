@@ -1,6 +1,6 @@
-"""Planning transcripts: JSON lines that people can read and that `bench.replay` uses as answers.
+"""Planning transcripts: JSON lines that people can read and that `bench.replay` plays back as answers.
 
-One line per request: purpose, form, new messages, and the raw answer or error. Prompt and tools are written again when
+Each line is one request: purpose, form, new messages, and the raw answer or error. The prompt and tools are written again only when
 they change.
 """
 
@@ -18,8 +18,12 @@ from researcher.planner.agent import request_of
 
 
 class Turn(BaseModel):
-    """asked: topic, fixed fields, people's answers; empty if the request is not about planning. prompt, fields: messages before
-    `new`, and the rest of the request, if they differ from the previous turn's. outage: the same request was sent again."""
+    """One request of a transcript.
+
+    `asked` is the topic with fixed fields and people's answers; empty if the request is not about planning. `prompt` holds the
+    messages before `new`, and `fields` the rest of the request, each only if different from the previous turn. `outage` is true if
+    the same request was sent again.
+    """
 
     purpose: str
     model: str = ""
@@ -34,7 +38,7 @@ class Turn(BaseModel):
 
 
 def save_transcript(path: Path, calls: Sequence[LlmCall]) -> None:
-    """Write the calls of one planning. Requests without messages are kept whole in `fields`."""
+    """Write the calls of one planning to a file. Requests without messages are stored whole in `fields`."""
     lines = list[str]()
     before, fields = list[dict[str, Any]](), dict[str, Any]()
     for call, after in zip(calls, [*calls[1:], None], strict=True):

@@ -1,1 +1,1 @@
-"""Writes, repairs and tests the code of instruments: static checks, rehearsal without a server, versions."""
+"""Writes, repairs and tests the code of instruments: static checks, rehearsal without a server, stored versions."""

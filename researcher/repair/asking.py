@@ -1,4 +1,4 @@
-"""Asks an LLM for one JSON object, by constrained decoding if the endpoint supports it, else by the prompt alone."""
+"""Asks an LLM for one JSON object: by constrained decoding if the endpoint supports it, else by the prompt alone."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Messages = list[dict[str, str]]
 
 
 class Unreadable(ValueError):
-    """The answer contains no such object."""
+    """The answer contains no object with the expected field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The expected answer. field: always present. schema: of the whole object."""
+    """The form of the expected answer. `field` is always present in it; `schema` describes the whole object."""
 
     name: str
     field: str
@@ -33,7 +33,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Llm:
-    """An LLM to ask. tokens: limit of the answer."""
+    """An LLM to ask. `tokens` limits the length of its answer."""
 
     asker: Asker
     model: str
@@ -41,7 +41,7 @@ class Llm:
 
 
 async def ask(llm: Llm, messages: Messages, form: Form, purpose: str) -> dict[str, Any]:
-    """The raw answer. Raises: LlmUnusable, also when the endpoint accepts no form of the request."""
+    """Ask, and return the raw answer. Raises: LlmUnusable, also when the endpoint accepts no form of the request."""
     request: dict[str, Any] = {"model": llm.model, "messages": messages, "max_completion_tokens": llm.tokens}
     wanted = {"name": form.name, "strict": True, "schema": form.schema}
     constrained = {**request, "response_format": {"type": "json_schema", "json_schema": wanted}}
@@ -56,7 +56,7 @@ async def ask(llm: Llm, messages: Messages, form: Form, purpose: str) -> dict[st
 
 
 def object_in(raw: dict[str, Any], form: Form) -> dict[str, Any]:
-    """The first JSON object in the answer that has the form's field. Raises: Unreadable."""
+    """Return the first JSON object in the answer that has the form's field. Raises: Unreadable."""
     text = _text(raw)[:_LONGEST]
     decoder = json.JSONDecoder()
     for match in re.finditer(r"\{", text):
@@ -66,11 +66,13 @@ def object_in(raw: dict[str, Any], form: Form) -> dict[str, Any]:
             continue
         if isinstance(found, dict) and form.field in found:
             return found
-    raise Unreadable(f"the answer holds no whole JSON object with the field {form.field!r}; it may have been cut off")
+    raise Unreadable(
+        f"the answer contains no complete JSON object with the field {form.field!r}; it may have been cut off"
+    )
 
 
 def told(raw: dict[str, Any], wrong: str) -> Messages:
-    """Messages for the next try: the LLM's answer verbatim, and what was wrong with it."""
+    """Return the messages for the next try: the LLM's answer verbatim, and what was wrong with it."""
     again = f"That cannot be used: {wrong}\nAnswer again with one whole JSON object, and nothing else."
     return [{"role": "assistant", "content": _text(raw)[:_TOLD] or "(nothing)"}, {"role": "user", "content": again}]
 
@@ -80,12 +82,12 @@ def prompt(name: str) -> str:
 
 
 def strict(**properties: Any) -> dict[str, Any]:
-    """Schema of an object with exactly these properties."""
+    """Return the schema of an object with exactly these properties."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def _text(raw: dict[str, Any]) -> str:
-    """The message's content, or ""."""
+    """Return the message's content, or "" if there is none."""
     choices = raw.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     message = first.get("message") if isinstance(first, dict) else None

@@ -1,4 +1,4 @@
-"""Static checks of an instrument's files: they parse, and keep their public names."""
+"""Static checks of an instrument's files: they parse, and they keep their public names."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from researcher.instruments.catalogue import folder_digest
 
 ENTRIES = ("tasks", "rollout")
 _LARGEST = 200_000
-"""Longest file, in characters."""
+"""Maximum length of a file, in characters."""
 
 
 class Unfit(ValueError):
-    """The code cannot be used. The message explains why to its author."""
+    """The code cannot be used. The message tells its author why."""
 
 
 def parsed(name: str, text: str) -> ast.Module:
     """Parse the file. Raises: Unfit, with the line number."""
     if len(text) > _LARGEST:
-        raise Unfit(f"{name} has {len(text)} letters; {_LARGEST} are allowed")
+        raise Unfit(f"{name} has {len(text)} characters; at most {_LARGEST} are allowed")
     try:
         return ast.parse(text, name)
     except SyntaxError as error:
@@ -37,7 +37,7 @@ def parsed(name: str, text: str) -> ast.Module:
 
 
 def check_changes(old: Mapping[str, str], new: Mapping[str, str], workflow: str) -> None:
-    """Check a repair: `new` has the changed files by name, `old` all files.
+    """Check a repair. `new` maps names of changed files to their texts; `old` does so for all files.
 
     Raises: Unfit for a file outside the instrument, one that does not parse, or a lost public name.
     """
@@ -46,15 +46,15 @@ def check_changes(old: Mapping[str, str], new: Mapping[str, str], workflow: str)
     for name, text in new.items():
         if name not in old:
             known = ", ".join(each for each in sorted(old) if each.endswith(".py"))
-            raise Unfit(f"{name!r} is not a file of the instrument, and only its files may be changed: {known}")
+            raise Unfit(f"{name!r} is not a file of the instrument; you may only change these files: {known}")
         if not name.endswith(".py"):
-            raise Unfit(f"{name} may not be changed: only code may, not what the instrument declares")
+            raise Unfit(f"{name} may not be changed: change only code, not the instrument's declaration")
         _check_public(name, old[name], parsed(name, text))
     check_entries(workflow, new.get(workflow, old[workflow]))
 
 
 def check_entries(workflow: str, text: str) -> None:
-    """Raises: Unfit when the workflow does not define the names that a client calls."""
+    """Check that the workflow defines the names that a client calls. Raises: Unfit."""
     found = public(parsed(workflow, text))
     for name in ENTRIES:
         if name not in found:
@@ -64,7 +64,7 @@ def check_entries(workflow: str, text: str) -> None:
 
 
 def public(tree: ast.Module) -> dict[str, str]:
-    """Public names of a module, each with its kind: a function with its arguments, a class, or a value."""
+    """Return a module's public names and what each one is: a function with its arguments, a class, or a value."""
     found: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -79,7 +79,7 @@ def public(tree: ast.Module) -> dict[str, str]:
 
 
 def diff(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """Unified diff of all files that differ."""
+    """Return the unified diff of all files that differ."""
     lines: list[str] = []
     for name in sorted({*old, *new}):
         before, after = old.get(name, ""), new.get(name, "")
@@ -96,7 +96,7 @@ def _check_public(name: str, old: str, new: ast.Module) -> None:
     for each, what in before.items():
         if after.get(each) != what:
             now = after.get(each)
-            raise Unfit(f"{name}: `{what}` has to stay as it is{f', not `{now}`' if now else ', and is gone'}")
+            raise Unfit(f"{name}: `{what}` must stay as it is; it {f'became `{now}`' if now else 'is gone'}")
 
 
 def _arguments(arguments: ast.arguments) -> list[str]:
@@ -108,7 +108,9 @@ def _arguments(arguments: ast.arguments) -> list[str]:
 
 
 class Versions:
-    """Stored versions of the code. root: `code` in the study's folder. A version's folder is named after its hash and never changes."""
+    """Stored versions of the code, in `root`: the folder `code` of the study. Each version's folder is named after its hash and
+    never changes.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -117,7 +119,7 @@ class Versions:
         return self._root / version[:16]
 
     def keep(self, folder: Path, changes: Mapping[str, str] | None = None) -> tuple[str, Path]:
-        """Store a copy of the folder with these changes, durably; returns its version and its folder."""
+        """Store a durable copy of the folder with these changes. Return its version and its folder."""
         self._root.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(dir=self._root, prefix=".new-"))
         try:
@@ -138,24 +140,26 @@ class Versions:
         return version, self.folder(version)
 
     def kept(self, version: str) -> Path | None:
-        """Folder of a stored version, or None. Raises: InstrumentChanged if its files were changed."""
+        """Return the folder of a stored version, or None. Raises: InstrumentChanged if its files were changed."""
         folder = self.folder(version)
         if not folder.is_dir():
             return None
         if folder_digest(folder) != version:
-            raise InstrumentChanged(f"the files in {folder} were changed after the study took them up; put them back")
+            raise InstrumentChanged(f"the files in {folder} were changed after the study adopted them; restore them")
         return folder
 
     def mended(self, version: str) -> Code:
-        """A version that an LLM wrote. Raises: InstrumentChanged when it is gone."""
+        """Return a version that an LLM wrote. Raises: InstrumentChanged when its files are gone."""
         folder = self.kept(version)
         if folder is None:
-            raise InstrumentChanged(f"the mended code {version[:12]} of the study is gone from {self.folder(version)}")
+            raise InstrumentChanged(
+                f"the study's repaired code, version {version[:12]}, is gone from {self.folder(version)}"
+            )
         return Code(folder=folder, version=version, sandboxed=True)
 
 
 def texts(folder: Path) -> dict[str, str]:
-    """The folder's text files by name."""
+    """Return the folder's text files by name."""
     found = {}
     for name, file in visible_files(folder):
         try:

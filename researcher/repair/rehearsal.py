@@ -1,7 +1,7 @@
 """Rehearses an instrument's episodes without a server: its code runs in a sandbox against an endpoint with fixed answers.
 
-A rehearsal shows that the code runs and gives a reward, and that a repair makes the same calls and gives the same rewards as
-the old code wherever that finished. It cannot show how a model will answer.
+A rehearsal shows that the code runs and gives a reward. It also shows that a repair makes the same calls and gives the same rewards
+as the old code in every episode that the old code finished. It cannot show how a model will answer.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ ECHO = "@echo"
 ANSWERS = ("", "0", "7", "I think the answer is 42.", '```json\n{"answer": 1}\n```', "x" * 2000, ECHO)
 """The endpoint's answers: nothing, numbers, prose, a code fence, a very long text, the question itself."""
 TASKS = 3
-"""Tasks per split, in addition to those that failed."""
+"""Number of tasks to rehearse per split, in addition to those that failed."""
 LIMIT_S = 240.0
 _BOUNDS = Bounds(cpu_s=120, address_bytes=4 << 30, file_bytes=16 << 20)
 _WORDS_BYTES = 64 << 10
 
 
 class RehearsalRequest(BaseModel):
-    """Input of the rehearsal process. tasks: ids of further tasks to play. plays: False to list tasks only."""
+    """Input of the rehearsal process.
+
+    `tasks` are ids of further tasks to play. With `plays` false, the process only lists tasks.
+    """
 
     folder: str
     workflow: str
@@ -47,18 +50,22 @@ class RehearsalRequest(BaseModel):
     tasks: list[str] = []
     answers: list[str] = list(ANSWERS)
     listed: int = TASKS
-    """Number of listed tasks per split; only the first few are played."""
+    """Number of tasks to list per split; only the first few are played."""
     plays: bool = True
     examples: bool = False
-    """Whether to give the answers of the workflow's own `examples(task)` too."""
+    """Whether to also give the answers of the workflow's own `examples(task)`."""
 
 
 class Played(BaseModel):
-    """One rehearsed episode. answer: index into the request's answers, or name of one of the workflow's examples.
-    asked: hashes of its calls.
+    """One rehearsed episode.
 
-    If it failed: error is the end of the traceback; kind, the exception's class name; place, the last running line of the
-    instrument's code, such as `workflow.py:41`; by_system, whether the system refused something, or time ran out.
+    Args:
+        answer: index into the request's answers, or the name of one of the workflow's examples.
+        asked: hashes of the episode's calls.
+        error: end of the traceback, if the episode failed.
+        kind: class name of the exception.
+        place: last line of the instrument's code that ran, such as `workflow.py:41`.
+        by_system: whether the operating system refused something, or time ran out.
     """
 
     split: str
@@ -67,7 +74,7 @@ class Played(BaseModel):
     reward: float | None = None
     success: bool | None = None
     metrics: list[str] = []
-    """Names of the metrics that it reported (`Outcome.metrics`)."""
+    """Names of the metrics that the episode reported (`Outcome.metrics`)."""
     asked: list[str] = []
     error: str = ""
     kind: str = ""
@@ -79,7 +86,10 @@ class Played(BaseModel):
         return not self.error and self.reward is not None
 
     def failed_by(self, fault: Diagnosis) -> bool:
-        """Whether it failed by that fault, not by the sandbox or by another fault. The same line may fail differently on another answer."""
+        """Return whether the episode failed because of this fault, not because of the sandbox or another fault.
+
+        The same line may fail differently on another answer.
+        """
         if not self.kind or self.place != fault.place:
             return False
         return self.kind == fault.kind or (self.place != "" and not self.by_system)
@@ -90,7 +100,7 @@ class Played(BaseModel):
 
 
 class Rehearsal(BaseModel):
-    """Result of a rehearsal. error: why nothing could be played."""
+    """The result of a rehearsal. `error` says why nothing could be played."""
 
     error: str = ""
     tasks: dict[str, list[str]] = {}
@@ -100,7 +110,7 @@ class Rehearsal(BaseModel):
 async def rehearse(
     request: RehearsalRequest, *, python: str = sys.executable, mode: Mode | None = None, limit_s: float = LIMIT_S
 ) -> Rehearsal:
-    """Run the rehearsal in a separate process, in the sandbox. python: the one that runs the instrument's clients.
+    """Run the rehearsal in a separate process, in the sandbox. `python` is the interpreter that runs the instrument's clients.
 
     Raises: Unfit when it takes too long, or ends without a result.
     """
@@ -116,22 +126,22 @@ async def rehearse(
 
 
 def check(after: Rehearsal) -> None:
-    """Raises: Unfit unless every episode ended with a reward."""
+    """Check that every episode ended with a reward. Raises: Unfit."""
     if after.error:
         raise Unfit(f"it cannot be played: {after.error}")
     for split in ("train", "heldout"):
         if not after.tasks.get(split):
-            raise Unfit(f"tasks({split!r}, …) gives none")
+            raise Unfit(f"tasks({split!r}, …) yields no tasks")
     for each in after.played:
         if not each.ended:
             raise Unfit(f"the rehearsed episode of {each.split} task {each.task!r} failed: {each.error or 'no reward'}")
 
 
 def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
-    """Check that a repair can be compared with the old code, whose client failed by `fault`.
+    """Check that a repair can be compared with the old code, whose client failed because of `fault`.
 
-    Raises: Unfit when no tasks can be drawn, or an episode fails differently than the client did; the sandbox may be
-    the reason.
+    Raises: Unfit when the tasks cannot be listed, or an episode fails differently than the client did. The sandbox may cause
+    either.
     """
     if before.error:
         raise Unfit(f"it cannot be played: {_last_line(before.error)}")
@@ -144,14 +154,14 @@ def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
 
 
 def compare(before: Rehearsal, after: Rehearsal) -> str:
-    """Compare the rehearsals of the old and the repaired code; returns a summary in words.
+    """Compare the rehearsals of the old and the repaired code. Return a summary in words.
 
-    Raises: Unfit when anything but the failure changed, or a failed episode now earns more than the lowest reward that the
-    old code gave for its task (or, if it gave none for that task, for any task).
+    Raises: Unfit when the repair changed anything but the failure, or rewards a formerly failed episode too much: more than the
+    lowest reward that the old code gave for its task (for any task, if it gave none for that one).
     """
     for split, tasks in before.tasks.items():
         if tasks and tasks != after.tasks.get(split):
-            raise Unfit(f"it has other {split} tasks than before; fix the fault and change nothing else")
+            raise Unfit(f"its {split} tasks differ from before; fix the fault and change nothing else")
     now = {each.name: each for each in after.played}
     same = 0
     for old in before.played:
@@ -161,28 +171,28 @@ def compare(before: Rehearsal, after: Rehearsal) -> str:
             continue
         if new is None or (new.reward, new.success) != (old.reward, old.success):
             raise Unfit(
-                f"{old.split} task {old.task!r} gets {new.reward if new else None} where the old code gave "
+                f"{old.split} task {old.task!r} now gets the reward {new.reward if new else None}; the old code gave "
                 f"{old.reward}; fix the fault and keep all rewards"
             )
         if new.asked != old.asked:
-            raise Unfit(f"{old.split} task {old.task!r} gets other prompts than before; fix only the fault")
+            raise Unfit(f"the prompts of {old.split} task {old.task!r} differ from before; fix only the fault")
         same += 1
     failed = len(before.played) - same
     kept = f"{same} of them had ended before too, with the same calls and rewards" if same else "none ended before"
-    worth = f"; the {failed} that had failed are worth no more than the worst of these" if same and failed else ""
-    return f"{len(after.played)} episodes were rehearsed against fixed answers and came to a reward; {kept}{worth}"
+    worth = f"; the {failed} that had failed get no more reward than the worst of these" if same and failed else ""
+    return f"{len(after.played)} episodes were rehearsed against fixed answers and ended with a reward; {kept}{worth}"
 
 
 def _check_worth(before: Rehearsal, failed: Played, now: Played | None) -> None:
-    """Raises: Unfit if the repair gives a failed episode too high a reward."""
+    """Check the reward that the repair gives a formerly failed episode. Raises: Unfit if it is too high."""
     ended = [each for each in before.played if each.ended]
     rewards = [each.reward for each in ended if (each.split, each.task) == (failed.split, failed.task)]
     rewards = rewards or [each.reward for each in ended]
     least = min((reward for reward in rewards if reward is not None), default=None)
     if least is not None and now is not None and now.reward is not None and now.reward > least:
         raise Unfit(
-            f"{failed.split} task {failed.task!r} failed before and is now rewarded {now.reward:g}; an answer that could not be scored "
-            f"may not be worth more than {least:g}, the least that the old code gave"
+            f"{failed.split} task {failed.task!r} failed before and now gets the reward {now.reward:g}; an answer that could not be scored "
+            f"may not get more than {least:g}, the lowest reward that the old code gave"
         )
 
 
@@ -193,9 +203,10 @@ def _last_line(error: str) -> str:
 async def _run(
     command: list[str], environ: dict[str, str], result: BinaryIO, said: BinaryIO, limit_s: float
 ) -> int | None:
-    """Run the process; returns its exit code. Its output goes to files, whose size its limits bound; a pipe would have to be read.
+    """Run the process and return its exit code.
 
-    Raises: Unfit when it takes too long.
+    Its output goes to files, whose size the sandbox limits; a pipe would have to be read meanwhile. Raises: Unfit when the process
+    takes too long.
     """
     process = await asyncio.create_subprocess_exec(
         *command, env=environ, stdin=asyncio.subprocess.DEVNULL, stdout=result, stderr=said, start_new_session=True
@@ -212,7 +223,10 @@ async def _run(
 
 
 def _command(request: RehearsalRequest, python: str, place: str, mode: Mode) -> tuple[list[str], dict[str, str]]:
-    """Command and environment of the process. Bubblewrap confines it from outside; else it confines itself once it has its port."""
+    """Return the command and environment of the process.
+
+    Bubblewrap confines it from outside. Otherwise it confines itself once it has its port.
+    """
     folder = Path(place).resolve()
     file = folder / "request.json"
     file.write_text(request.model_dump_json())

@@ -39,11 +39,11 @@ from swarm.protocol.episodes import (
 from swarm.protocol.teams import EpisodePreparation, TeamReceipt
 
 MOST_CALLS = 64
-"""Maximum calls per episode. Further calls are refused, so that no agent runs for ever."""
+"""Maximum calls per episode. Further calls are refused, so that no agent runs forever."""
 
 
 class FixedEndpoint:
-    """Binds its port when created, so that the port is known; answers after `serve`."""
+    """An HTTP endpoint with fixed answers. Binds its port when created, so that the port is known early; answers after `serve`."""
 
     def __init__(self) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -71,7 +71,7 @@ class FixedEndpoint:
         self._server.server_close()
 
     def reply(self, path: str, body: dict[str, Any]) -> tuple[int, str, bytes]:
-        """The reply's status, content type and content."""
+        """Return the reply's status, content type and content."""
         if len(self.asked) >= MOST_CALLS:
             return 400, _JSON, json.dumps({"error": {"message": "too many calls in one episode"}}).encode()
         self.asked.append(hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16])
@@ -178,12 +178,12 @@ def _streamed(ending: str, text: str) -> tuple[int, str, bytes]:
 
 EPISODE_S = 20.0
 _LOOKED_THROUGH = 5000
-"""Number of tasks of a stream to search for those that failed."""
+"""Maximum number of tasks of a stream to search for those that failed."""
 _TRACE = 1500
 
 
 class _NoServer:
-    """Stand-in for the server of an episode."""
+    """Stands in for an episode's server."""
 
     def __init__(self, base_url: str) -> None:
         self.url = base_url
@@ -278,7 +278,7 @@ def _answers(
 
 
 async def _tasks(request: RehearsalRequest, workflow: Workflow, split: str) -> tuple[list[str], list[Task]]:
-    """Ids of a split's first tasks, and the tasks to play: the first few and the named ones."""
+    """Return the ids of a split's first tasks, and the tasks to play: the first few, plus those that the request names."""
     count = None if split == "train" else request.heldout
     names: list[str] = []
     line: list[Task] = []
@@ -336,12 +336,12 @@ async def _played(
 
 
 def _trace(request: RehearsalRequest) -> str:
-    """The end of the traceback, with relative names for the instrument's files."""
+    """Return the end of the traceback, with relative names for the instrument's files."""
     return traceback.format_exc()[-_TRACE:].replace(f"{request.folder}/", "").strip()
 
 
 def _place(request: RehearsalRequest, error: Exception) -> str:
-    """The last running line of the instrument's code; empty if there was none."""
+    """Return the last line of the instrument's code that ran; empty if none did."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(request.folder)]
     return f"{Path(own[-1].filename).relative_to(request.folder)}:{own[-1].lineno}" if own else ""

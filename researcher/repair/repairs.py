@@ -1,11 +1,12 @@
-"""`Repairer` repairs the instrument's code for one study. It stores each version that clients run and may ask an LLM for a repair.
+"""Repairs an instrument's code for one study: stores each version that clients run, and may ask an LLM for a repair.
 
-rehearse the old code → ask → check (parses, public names, only the instrument's own files) → rehearse and compare → take up
+Steps of a repair: rehearse the old code; ask; check the answer (it parses, keeps public names, and changes only the instrument's
+own files); rehearse the new code and compare; adopt it.
 
-If the old code cannot be rehearsed, there is nothing to compare a repair with; then a person is asked.
+If the old code cannot be rehearsed, there is nothing to compare a repair with. Then a person is asked.
 
-Once taken up, a version runs in every client that starts afterwards, in all arms. `by_hand` takes up a person's repair when the
-study is resumed.
+Once adopted, a version runs in every client that starts afterwards, in all arms. `by_hand` adopts a person's repair when the study
+is resumed.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 REFUSED, BY_HAND, SANDBOXED = "repair_refused", "mend_by_hand", "sandboxed"
-"""Other kinds of journal lines."""
+"""Kinds of journal events that this module writes, besides `REPAIRED`."""
 _SHOWN_FILES = 80_000
-"""Most characters of an instrument's files in a question; it names the files that exceed them."""
+"""Maximum characters of an instrument's files in a prompt. Files beyond it are only listed by name."""
 _TASKS = 8
 
 _TEXT = {"type": "string"}
@@ -59,7 +60,7 @@ class MendedFile(StrictModel):
 
 
 class Proposal(StrictModel):
-    """The LLM's answer."""
+    """The LLM's answer to a repair prompt."""
 
     reason: Annotated[str, Field(min_length=1)]
     files: Annotated[tuple[MendedFile, ...], Field(min_length=1)]
@@ -72,7 +73,7 @@ class Opinion(StrictModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairLimits:
-    """Limits on the number of rounds, and on answers per round. Failed rounds count."""
+    """Limits on repair rounds, and on answers per round. Failed rounds count."""
 
     per_study: int = 3
     per_trial: int = 2
@@ -81,7 +82,11 @@ class RepairLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
-    """LLMs to ask. mending: writes repairs; None, with `why_none`, if a person has to. opinion: gives quick opinions on causes."""
+    """LLMs to ask for help.
+
+    `mending` writes repairs. If it is None, a person has to, for the reason `why_none`. `opinion` gives quick opinions on the cause
+    of a failure.
+    """
 
     mending: Llm | None = None
     opinion: Llm | None = None
@@ -89,8 +94,14 @@ class Helpers:
 
 
 class Repairer:
-    """Implements `Mender`. store: the owner's. folder: the person's copy of the instrument. root: holds the versions.
-    python: runs the clients."""
+    """Implements `Mender` for one study.
+
+    Args:
+        store: the store of the study's owner.
+        folder: the person's copy of the instrument.
+        root: folder that holds the versions.
+        python: interpreter that runs the clients.
+    """
 
     def __init__(
         self,
@@ -136,18 +147,18 @@ class Repairer:
         self._store.journal.record_once(self._study_id, SANDBOXED, detail)
 
     def _as_it_lies(self) -> Code:
-        """The code in the person's folder. A generated instrument stays in its sandbox, whoever repairs it."""
+        """Return the code in the person's folder. A generated instrument stays in its sandbox, whoever repairs it."""
         return Code(folder=self._own.path, version=self._own.code, sandboxed=self._own.instrument.generated is not None)
 
     @property
     def taken_up(self) -> tuple[str, ...]:
-        """Versions of the code that this study took up."""
+        """Versions of the code that this study adopted."""
         return tuple(record.new for record in self._store.journal.repairs(self._study_id))
 
     # -- by hand ------------------------------------------------------------------------------------------------------
 
     def by_hand(self) -> RepairRecord | None:
-        """Take up a person's repair, if the study waits for one and the instrument's files have changed.
+        """Adopt a person's repair, if the study waits for one and the instrument's files have changed.
 
         Raises: Unfit when the files cannot be used.
         """
@@ -162,7 +173,7 @@ class Repairer:
         check_entries(workflow, after[workflow])
         if failing and _declared(failing) != _declared(self._own.path):
             raise Unfit(
-                f"{declaration_in(self._own.path)} was changed, and the plan was made for the old one; put it back"
+                f"{declaration_in(self._own.path)} was changed, but the plan was made for the old file; restore it"
             )
         self._versions.keep(self._own.path)
         record = RepairRecord(
@@ -180,12 +191,14 @@ class Repairer:
         return self._take(record, self._as_it_lies())
 
     def _waiting(self) -> dict[str, Any] | None:
-        """The open request for a repair by a person, or None."""
+        """Return the open request for a repair by a person, or None."""
         last = self._store.journal.last(self._study_id, BY_HAND, REPAIRED)
         return last.detail if last is not None and last.kind == BY_HAND else None
 
     def _ask_a_person(self, case: Case, why: str) -> Code:
-        """Ask a person for a repair. Raises: MendByHand, unless the same code is worth another try."""
+        """Ask a person for a repair; if attempts are left, return the same code for another try. Raises: MendByHand on the last
+        attempt.
+        """
         if not case.last:
             return case.code
         self._versions.keep(case.code.folder)
@@ -201,9 +214,9 @@ class Repairer:
         }
         self._store.journal.record(self._study_id, BY_HAND, detail)
         raise MendByHand(
-            f"the client of {case.trial.key} failed by its own code at {file}: {redact(found.error) or found.why}. "
-            f"Nobody fixed it: {why}. Fix the file there, then run `researcher resume {self._study_id}`; "
-            "the trial's progress is kept"
+            f"the client of {case.trial.key} failed because of its own code at {file}: {redact(found.error) or found.why}. "
+            f"It was not repaired automatically: {why}. Fix the file, then run `researcher resume {self._study_id}`; "
+            "the trial keeps its progress"
         )
 
     # -- by an LLM ----------------------------------------------------------------------------------------------------
@@ -221,7 +234,7 @@ class Repairer:
                 raw = await ask(llm, messages, _OPINION, "opinion on a failure")
                 said = Opinion.model_validate(object_in(raw, _OPINION))
             except (LlmError, Unreadable, ValidationError) as error:
-                self._tell(f"no opinion on the failure could be had: {error}")
+                self._tell(f"the LLM gave no opinion on the failure: {error}")
                 return diagnosis
             by = f"LLM {llm.model}"
             self._opinions[diagnosis.error] = replace(diagnosis, cause=said.cause, why=said.why[:300], by=by)
@@ -241,7 +254,9 @@ class Repairer:
             try:
                 before = await self._as_it_was(case)
                 rounds = 1
-                self._tell(f"{case.trial.key} failed by its own code ({case.diagnosis}); asking {llm.model} to mend it")
+                self._tell(
+                    f"{case.trial.key} failed because of its own code ({case.diagnosis}); asking {llm.model} to repair it"
+                )
                 return await self._mended(case, llm, number, before)
             except Unfit as error:
                 return self._ask_a_person(case, f"the old code cannot be rehearsed in the sandbox: {error}")
@@ -251,7 +266,7 @@ class Repairer:
                 self._store.budgets.spend(self._study_id, "repairs", f"{case.trial.key}#{number}", rounds)
 
     def _rounds(self, case: Case) -> int:
-        """Number of repair rounds of this trial."""
+        """Return the number of repair rounds that this trial has had."""
         had = self._store.journal.events(self._study_id, REFUSED, trial=case.trial.key)
         mended = [each for each in self._store.journal.repairs(self._study_id) if each.trial == case.trial.key]
         return len(had) + sum(not each.by_person for each in mended)
@@ -260,11 +275,11 @@ class Repairer:
         """Reserve one repair. Raises: Unmended when the trial or the study has used up its repairs."""
         found = redact(str(case.diagnosis))
         if number > self._limits.per_trial:
-            raise Unmended(f"{found}; its {self._limits.per_trial} repairs did not help, and a trial gets no more")
+            raise Unmended(f"{found}; the trial has used all of its {self._limits.per_trial} repairs")
         try:
             self._store.budgets.reserve(self._study_id, "repairs", f"{case.trial.key}#{number}", 1)
         except OverBudget as error:
-            raise Unmended(f"{found}; the study's {self._limits.per_study} repairs are used up") from error
+            raise Unmended(f"{found}; the study has used all of its {self._limits.per_study} repairs") from error
 
     async def _as_it_was(self, case: Case) -> Rehearsal:
         """Rehearse the failing code. Raises: Unfit if a repair cannot be compared with it."""
@@ -272,13 +287,13 @@ class Repairer:
         if self._own.instrument.roles:
             raise Unfit("its episodes need further models")
         before = await rehearse(request, python=self._python)
-        if before.error and request.tasks:  # perhaps the failed tasks cannot be drawn
+        if before.error and request.tasks:  # perhaps the failed tasks cannot be listed
             before = await rehearse(request.model_copy(update={"tasks": []}), python=self._python)
         check_comparable(before, case.diagnosis)
         return before
 
     async def _mended(self, case: Case, llm: Llm, number: int, before: Rehearsal) -> Code:
-        """Ask until an answer can be used. Raises: Unmended when none can; LlmUnusable."""
+        """Ask until an answer can be used. Raises: Unmended when no answer can; LlmUnusable."""
         files = texts(case.code.folder)
         messages, wrong = self._question(case, files), ""
         for answer in range(1, self._limits.answers + 1):
@@ -303,7 +318,7 @@ class Repairer:
         raise Unmended(f"{redact(str(case.diagnosis))}; {redact(why)}")
 
     async def _tried(self, case: Case, llm: Llm, files: dict[str, str], proposal: Proposal, before: Rehearsal) -> Code:
-        """Check, rehearse and take up the proposal. Raises: Unfit."""
+        """Check, rehearse and adopt the proposal. Raises: Unfit."""
         changes = {file.name: file.content for file in proposal.files if files.get(file.name) != file.content}
         check_changes(files, changes, self._own.instrument.workflow)
         version, folder = self._versions.keep(case.code.folder, changes)
@@ -330,8 +345,8 @@ class Repairer:
         kept = self._store.journal.record_repair(self._study_id, record)
         self._code = code
         self._tell(
-            f"the code was mended by {record.by} ({', '.join(record.files)}: {record.reason}); "
-            f"`researcher show {self._study_id}` has the change. {record.rehearsed}"
+            f"the code was repaired by {record.by} ({', '.join(record.files)}: {record.reason}); "
+            f"`researcher show {self._study_id}` shows the change. {record.rehearsed}"
         )
         return kept
 
@@ -371,6 +386,6 @@ class Repairer:
 
 
 def _declared(folder: Path) -> bytes | None:
-    """Content of the folder's declaration file."""
+    """Return the content of the folder's declaration file."""
     file = declaration_in(folder)
     return None if file is None else file.read_bytes()

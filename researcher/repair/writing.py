@@ -1,8 +1,12 @@
 """Has an LLM write an instrument for a topic. Our code writes its declaration, tests it in the sandbox and keeps it if it passes.
 
-Checks, in order: it parses and defines the names that clients call; every rehearsed episode ends with a reward; a right answer
-earns more than a wrong one, and a wrong one no less than none; held-out tasks are the same for every seed, and none is trained on;
-all this holds at two levels of each factor, and the two differ in their tasks or rewards.
+Checks, in order:
+
+- The code parses and defines the names that clients call.
+- Every rehearsed episode ends with a reward.
+- A right answer gets a higher reward than a wrong one, and a wrong one at least as much as an empty one.
+- Held-out tasks are the same for every seed, and none is a training task.
+- All this holds at two levels of each factor, and the two levels differ in their tasks or rewards.
 """
 
 from __future__ import annotations
@@ -90,13 +94,13 @@ class WrittenFactor(StrictModel):
     @model_validator(mode="after")
     def _has_two_levels(self) -> Self:
         if self.name in {factor.name for factor in shared_factors()}:
-            raise misfit({"name": f"every run can vary {self.name} already; leave it out"})
+            raise misfit({"name": f"every study can already vary {self.name}; leave it out"})
         if self.name in _TAKEN:
-            raise misfit({"name": f"tasks has an argument {self.name} already; choose another"})
+            raise misfit({"name": f"tasks already has an argument {self.name}; choose another name"})
         if self.type in ("int", "float") and (self.low is None or self.high is None or self.low >= self.high):
-            raise misfit({"low": "a number needs bounds, low below high"})
+            raise misfit({"low": "a numeric factor needs bounds, with low below high"})
         if self.type == "choice" and len(set(self.choices)) < 2:
-            raise misfit({"choices": "needs two choices at least"})
+            raise misfit({"choices": "needs at least two choices"})
         return self
 
     @property
@@ -134,9 +138,9 @@ async def write_instrument(
     *,
     answers: int = ANSWERS,
 ) -> InstrumentFolder:
-    """Create a new instrument in a folder of its own under `root`, marked as generated.
+    """Create a new instrument in its own folder under `root`, marked as generated.
 
-    Raises: PlanningRefused with the last reason, when no answer passes the checks or the LLM cannot be used.
+    Raises: PlanningRefused with the last problem, when no answer passes the checks or the LLM cannot be used.
     """
     messages = [
         {"role": "system", "content": prompt("instrument.md")},
@@ -158,8 +162,8 @@ async def write_instrument(
         tell(f"answer {answer} of {llm.model} is not an instrument: {wrong.splitlines()[-1][:200]}")
         messages = [*messages, *told(raw, wrong)]
     raise PlanningRefused(
-        f"{llm.model} wrote no instrument that passes the checks, in {answers} answers; the last problem: {wrong}. To use an existing "
-        "one, see `researcher instruments`"
+        f"{llm.model} gave {answers} answers, but no instrument that passes the checks; the last problem: {wrong}. To use an "
+        "existing instrument, see `researcher instruments`"
     )
 
 
@@ -198,7 +202,7 @@ def _moved(found: InstrumentFolder, home: Path) -> InstrumentFolder:
 
 
 async def _self_test(folder: Path, factors: Sequence[WrittenFactor]) -> None:
-    """Run all checks. folder: an absolute path. Raises: Unfit."""
+    """Run all checks. `folder` must be absolute. Raises: Unfit."""
     usual = {factor.name: factor.default for factor in factors}
     request = RehearsalRequest(
         folder=str(folder),
@@ -212,24 +216,24 @@ async def _self_test(folder: Path, factors: Sequence[WrittenFactor]) -> None:
     listed = request.model_copy(update={"plays": False})
     if (await rehearse(listed)).tasks != first.tasks:
         raise Unfit(
-            "tasks(…) gives other tasks when it is called again with the same seed; draw from random.Random(seed)"
+            "tasks(…) yields different tasks when called again with the same seed; take all randomness from random.Random(seed)"
         )
     other = await rehearse(listed.model_copy(update={"seed": 1}))
     if other.tasks.get("heldout") != first.tasks["heldout"]:
-        raise Unfit("tasks('heldout', …) differ with the seed; every seed is evaluated on the same")
+        raise Unfit("tasks('heldout', …) changes with the seed; every seed must be evaluated on the same tasks")
     _check_apart(first, other)
     for factor in factors:
         levels = [request.model_copy(update={"parameters": {**usual, factor.name: level}}) for level in factor.ends]
         low, high = [await _sound(each) for each in levels]
         if _shown(low) == _shown(high):
             raise Unfit(
-                f"the factor {factor.name!r} changes nothing: with {factor.ends[0]} and with {factor.ends[1]} tasks(…) gives the same "
-                "tasks, and every answer gets the same reward; have it change the tasks, or leave it out"
+                f"the factor {factor.name!r} changes nothing: at {factor.ends[0]} and at {factor.ends[1]}, tasks(…) yields the same "
+                "tasks, and every answer gets the same reward; make it change the tasks, or leave it out"
             )
 
 
 async def _sound(request: RehearsalRequest) -> Rehearsal:
-    """Rehearse, and check the result. Raises: Unfit, with the parameters if there are any."""
+    """Rehearse, and check the result. Raises: Unfit, naming the parameters if there are any."""
     found = await rehearse(request)
     try:
         check(found)
@@ -242,16 +246,16 @@ async def _sound(request: RehearsalRequest) -> Rehearsal:
 
 
 def _check_apart(*rehearsals: Rehearsal) -> None:
-    """Raises: Unfit when a held-out task is also a train task."""
+    """Check that no held-out task is also a training task. Raises: Unfit."""
     heldout, train = (
         {task for each in rehearsals for task in each.tasks.get(split, [])} for split in ("heldout", "train")
     )
     if shared := heldout & train:
-        raise Unfit(f"held-out tasks are among the train tasks: {', '.join(sorted(shared))}")
+        raise Unfit(f"some held-out tasks are also training tasks: {', '.join(sorted(shared))}")
 
 
 def _shown(rehearsal: Rehearsal) -> object:
-    """The tasks and rewards of a rehearsal, for comparison with another's."""
+    """Return the tasks and rewards of a rehearsal, for comparison with another rehearsal."""
     played = [(each.name, each.reward, each.success, each.asked) for each in rehearsal.played]
     return rehearsal.tasks, played
 
@@ -263,7 +267,7 @@ def check_scores(rehearsal: Rehearsal) -> None:
         if isinstance(each.answer, str):
             by_task.setdefault((each.split, each.task), {})[each.answer] = each
     if not by_task:
-        raise Unfit("examples(task) names no answers")
+        raise Unfit("examples(task) gives no answers")
     for (_, task), given in by_task.items():
         missing = [name for name in EXAMPLES if name not in given]
         if missing:
@@ -271,8 +275,8 @@ def check_scores(rehearsal: Rehearsal) -> None:
         right, wrong, empty = (_worth(given[name]) for name in EXAMPLES)
         if not right > wrong >= empty:
             raise Unfit(
-                f"the reward does not hold on task {task!r}: the right answer is worth {right:g}, the wrong one {wrong:g}, "
-                f"an empty one {empty:g}; it has to be right > wrong >= empty"
+                f"the rewards of task {task!r} are in the wrong order: the right answer gets {right:g}, the wrong one {wrong:g}, "
+                f"an empty one {empty:g}; they must satisfy right > wrong >= empty"
             )
 
 

@@ -1,4 +1,4 @@
-"""Starts code inside the sandbox: sets the barriers, and relays bytes between a Unix socket and a TCP port, the only way out."""
+"""Starts code inside the sandbox: sets up confinement, and relays bytes between a Unix socket and a TCP port, the only way out."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 
 _RELAYS = "relay"
-"""Folder of the sockets; inside the sandbox at `/run/relay`."""
+"""Folder of the sockets, mounted at `/run/relay` inside the sandbox."""
 _NEEDED = (
     "/dev/null",
     "/dev/zero",
@@ -83,16 +83,16 @@ _LOWEST_PORT = 1024
 
 
 def confine_by(spec: SandboxSpec, ports: Sequence[int]) -> None:
-    """Set every barrier of this mode. Bubblewrap already hides files, and ports too unless the network is shared.
+    """Confine this process as this mode requires.
 
-    Raises: Unconfined if a promised barrier fails. Then the code must not run.
+    Bubblewrap already hides files. It also hides ports, unless the network is shared.
+
+    Raises: Unconfined if a promised barrier fails. The code must not run then.
     """
     found = _confined(spec, ports)
     missing = [name for name in spec.promised if not getattr(found, name)]
     if missing:
-        raise Unconfined(
-            f"this system did not set the barriers that were promised ({', '.join(missing)}); nothing was run"
-        )
+        raise Unconfined(f"this system does not enforce the promised limits on {', '.join(missing)}; nothing was run")
 
 
 def _confined(spec: SandboxSpec, ports: Sequence[int]) -> Confined:
@@ -114,7 +114,7 @@ def become(spec: SandboxSpec) -> None:
 
 
 def bubblewrap(spec: SandboxSpec, spec_file: Path, command: Sequence[str]) -> list[str]:
-    """The command line that runs `command` in bubblewrap."""
+    """Return the command line that runs `command` in bubblewrap."""
     words = [str(shutil.which("bwrap")), "--die-with-parent", "--unshare-all", "--cap-drop", "ALL"]
     if spec.network:
         words += ["--share-net"]
@@ -138,7 +138,7 @@ def bubblewrap(spec: SandboxSpec, spec_file: Path, command: Sequence[str]) -> li
 
 
 def _hosts(spec: SandboxSpec, folder: Path) -> Path:
-    """Write the hosts file of the sandbox: it maps servers without a local address to this end of the relay."""
+    """Write the sandbox's hosts file, which maps servers without a local address to the inner end of the relay."""
     names = dict.fromkeys(["localhost", *(server.host for server in spec.servers if not server.loopback)])
     file = folder / "hosts"
     file.write_text("".join(f"127.0.0.1 {name}\n" for name in names))
@@ -146,7 +146,7 @@ def _hosts(spec: SandboxSpec, folder: Path) -> Path:
 
 
 def _make_room(spec: SandboxSpec) -> None:
-    """Change to the folder of the sockets, because a socket's path is limited to about 100 characters."""
+    """Create the folder of the sockets and change to it, because a socket's path is limited to about 100 characters."""
     relays = Path(spec.folder) / _RELAYS
     relays.mkdir(exist_ok=True)
     for socket in relays.glob("*.sock"):
@@ -169,7 +169,7 @@ async def _outside(spec: SandboxSpec, spec_file: Path) -> int:
 
 
 async def _relaying(spec: SandboxSpec, child: int, go: int) -> int:
-    """Serve the relay's end inside the sandbox, let the child continue, and return its exit code."""
+    """Serve the relay's inner end, let the child continue, and return its exit code."""
     relay = Relay()
     for number, server in enumerate(spec.servers):
         own = server.host if server.loopback and server.host != "localhost" else "127.0.0.1"

@@ -2,7 +2,7 @@
 
     command, environ = confined(command, child_environ(), folder, reads=[code], servers=["http://127.0.0.1:8642"])
 
-bubblewrap  the system read-only, a private /tmp, no home, own processes, no network but a relay to the named servers
+bubblewrap  read-only system, private /tmp, no home, its own processes, no network but a relay to the named servers
 limits      the process limits itself (`foundation.confinement`); systems differ, and `sandbox()` says what the limits cover
 """
 
@@ -38,7 +38,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A sandbox of this machine. words: its description for the terminal, the journal and the report."""
+    """A sandbox that this machine offers. `words` describe it for the terminal, the journal and the report."""
 
     mode: Mode
     words: str
@@ -56,12 +56,12 @@ class Relayed(BaseModel):
 
     @property
     def needs_network(self) -> bool:
-        """Whether its address cannot be replaced by a relay."""
+        """Whether a relay cannot stand in for the server's address."""
         return self.numeric and not self.loopback
 
     @property
     def numeric(self) -> bool:
-        """Whether the host is an address, not a name."""
+        """Whether the host is an IP address, not a name."""
         try:
             ip_address(self.host)
         except ValueError:
@@ -70,10 +70,7 @@ class Relayed(BaseModel):
 
 
 class SandboxSpec(BaseModel):
-    """Input of `researcher.sandbox.entry`.
-
-    room: the one writable folder; in bubblewrap it replaces /tmp.
-    """
+    """Input of `researcher.sandbox.entry`. `room` is the only writable folder; in bubblewrap, /tmp replaces it."""
 
     mode: Mode
     command: list[str]
@@ -83,7 +80,7 @@ class SandboxSpec(BaseModel):
     servers: list[Relayed]
     bounds: dict[str, int]
     promised: list[str]
-    """Barriers that `words` promises, as `foundation.confinement.Confined` names them."""
+    """Kinds of confinement that `words` promises, as `foundation.confinement.Confined` names them."""
 
     @property
     def network(self) -> bool:
@@ -93,7 +90,7 @@ class SandboxSpec(BaseModel):
 
 @cache
 def sandbox() -> Sandbox:
-    """The best sandbox that works here. Cached."""
+    """Return the best sandbox that works here. Cached."""
     why = _no_bubblewrap()
     if why is None:
         words = (
@@ -105,7 +102,7 @@ def sandbox() -> Sandbox:
 
 
 def of_mode(mode: Mode) -> Sandbox:
-    """The sandbox of that mode, even if a better one works."""
+    """Return the sandbox of that mode, even if a better one works."""
     return sandbox() if sandbox().mode is mode else Sandbox(mode, f"by choice in mode {mode}: {_limited()}")
 
 
@@ -119,9 +116,10 @@ def confined(
     mode: Mode | None = None,
     bounds: Bounds | None = None,
 ) -> tuple[list[str], dict[str, str]]:
-    """Wrap `command` so that it reads the system, its Python, our packages and `reads`, and reaches only `servers`.
+    """Wrap `command` so that it can read only the system, its Python, our packages and `reads`, and reach only `servers`.
 
-    command: starts with a Python. folder: for the sandbox's own files; created if missing.
+    `command` starts with a Python. `folder` is for the sandbox's own files and is created if missing. Returns the command and its
+    environment.
     """
     spec = spec_of(command, folder, reads=reads, servers=servers, mode=mode, bounds=bounds)
     path = (folder / SPEC).resolve()
@@ -138,7 +136,7 @@ def spec_of(
     mode: Mode | None = None,
     bounds: Bounds | None = None,
 ) -> SandboxSpec:
-    """The sandbox's spec; creates its room."""
+    """Return the sandbox's spec. Creates its room."""
     room = folder.resolve() / "room"
     room.mkdir(parents=True, exist_ok=True)
     program, own = located(command[0])
@@ -156,7 +154,7 @@ def spec_of(
 
 
 def _promised(mode: Mode, servers: Sequence[Relayed]) -> list[str]:
-    """Barriers that this system can enforce. Bubblewrap already hides files."""
+    """Return the kinds of confinement that this system can enforce. Bubblewrap already hides files."""
     version, promised = landlock_version(), ["calls"] if filters_calls() else []
     if mode is Mode.LIMITS and version >= FILES:
         promised.append("files")
@@ -166,7 +164,7 @@ def _promised(mode: Mode, servers: Sequence[Relayed]) -> list[str]:
 
 
 def scrubbed(environ: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
-    """The sandbox's environment variables. A client token may be among them, but never an admin token."""
+    """Return the sandbox's environment variables. They may include a client token, but never an admin token."""
     kept = {name: environ[name] for name in _KEPT if name in environ}
     kept["PYTHONPATH"] = python_path(kept)
     token = environ.get("SWARM_CLIENT_TOKEN") or environ.get("SWARM_TOKEN")
@@ -177,17 +175,17 @@ def scrubbed(environ: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
 
 
 def system_reads() -> list[Path]:
-    """Paths that Python and our packages need. Symbolic links stay links."""
+    """Return the paths that Python and our packages need. Symbolic links stay links."""
     own = [Path(sys.prefix), Path(sys.base_prefix), *(packages_root() / name for name in _PACKAGES)]
     found = [path for path in (*map(Path, SYSTEM), *own) if path.exists()]
     return list(dict.fromkeys([*found, *(path.resolve() for path in found if path.is_symlink())]))
 
 
 def located(python: str) -> tuple[str, Path]:
-    """The Python's path, and the folder or file that it must read to start: its virtual environment, or only the executable.
+    """Return the Python's path, and what it must read to start: its virtual environment, or only the executable.
 
-    Without a virtual environment, the surrounding folder may be a home (`~/bin/python`) or the whole disk
-    (`/bin/python3`), so it is not exposed.
+    Without a virtual environment, the surrounding folder may be a home (`~/bin/python`) or the whole disk (`/bin/python3`), so it
+    is not exposed.
     """
     place = Path(python)
     environment = place.parent.parent
@@ -198,14 +196,14 @@ def located(python: str) -> tuple[str, Path]:
 
 
 def _addressed() -> str:
-    """Describes the ports that bubblewrap leaves open for a server given by address."""
+    """Describe the ports that bubblewrap leaves open for a server given by its IP address."""
     if landlock_version() >= PORTS:
         return " (one given by its address: its TCP port alone, on any host)"
     return " (one given by its address: it CAN reach the whole network; give the server by a name)"
 
 
 def _limited() -> str:
-    """Describes what the limits cover on this system."""
+    """Describe what the limits cover on this system."""
     version = landlock_version()
     held = "its memory, processor time and files are limited, secrets are taken out of its environment"
     if filters_calls():
@@ -219,9 +217,9 @@ def _limited() -> str:
 
 
 def _no_bubblewrap() -> str | None:
-    """Why bubblewrap cannot be used; None if it can."""
+    """Explain why bubblewrap cannot be used; None if it can."""
     if sys.platform != "linux":
-        return "this is no Linux"
+        return "this is not Linux"
     found = shutil.which("bwrap")
     if found is None:
         return "bwrap is not installed"

@@ -1,1 +1,1 @@
-"""Timetables of studies, and the daemon that continues studies by itself."""
+"""Timetables of studies, and the daemon that continues studies without a person."""

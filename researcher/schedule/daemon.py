@@ -1,7 +1,7 @@
-"""The daemon continues studies and campaigns, each in a process of its own, whenever their timetables allow.
+"""The daemon continues studies and campaigns, each in its own process, whenever their timetables allow.
 
-APScheduler stores its jobs in the researcher's database and triggers each look. A look decides from the records alone, so
-an extra look does nothing, and the next one makes up for a missed one.
+APScheduler stores its jobs in the researcher's database and triggers each look. A look decides from the records alone: an extra
+look does nothing, and after a missed look the next one makes up for it.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _LOOK_EVERY_S = 20
 _WAKE_EVERY_S = 60.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 3600.0
 _TOLD_STARTS = 4
-"""Number of failed starts in a row after which people are notified."""
+"""Number of consecutive failed starts after which people are notified."""
 _QUIET_S = 900.0
 """A worker that ran for this long does not count as a failed start."""
 _AHEAD_S = 8 * 86_400.0
-"""Alarms are set at most this far ahead."""
+"""Maximum time ahead for which a look is scheduled."""
 _KNOCK_S = 0.1
 STARTING_S = 15.0
-"""Limit for the start of a daemon."""
+"""Time limit for starting a daemon."""
 _PLANNED_S = 600.0
-"""A study without a frozen plan after this time was abandoned while it was planned."""
+"""A study that still has no frozen plan after this time was abandoned during planning."""
 _children: list[subprocess.Popen[bytes]] = []
 """Child processes that have to be reaped."""
 
@@ -64,9 +64,12 @@ Launch = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Cared:
-    """A study or campaign as the daemon sees it. schedule: as stored; None: nobody has scheduled it.
+    """A study or campaign as the daemon sees it.
 
-    planned: it can be continued; a study needs a frozen plan for that. waits: tells whether it rests until a person answers.
+    Args:
+        planned: whether it can be continued; a study needs a frozen plan for that.
+        schedule: the schedule as stored; None: nobody has scheduled it.
+        waits: returns whether it waits for a person's answer.
     """
 
     id: str
@@ -81,7 +84,10 @@ class Cared:
 
 @dataclass(slots=True)
 class _Starts:
-    """Failed starts of a study in a row. began: time of the last start. last: that time, or when its worker was last seen alive."""
+    """Consecutive failed starts of a study.
+
+    `began` is the time of the last start. `last` is that time, or the time when its worker was last seen alive.
+    """
 
     count: int = 0
     began: float = 0.0
@@ -103,14 +109,14 @@ class Carrier:
         self._lapsed: dict[str, int] = {}
         """Tokens of leases that had expired at the last look."""
         self._unreadable: set[str] = set()
-        """Studies with timetables that this machine cannot read, already logged."""
+        """Ids of studies whose timetable this machine cannot read and whose warning has been logged."""
 
     def look(self) -> list[str]:
-        """Start workers where they are missing. Returns the ids of studies and campaigns still in care."""
+        """Start workers where they are missing. Return the ids of studies and campaigns still in the daemon's care."""
         return [each.id for each in self._all() if self._cared_for(each)]
 
     def next_change(self) -> float | None:
-        """When the next timetable opens or closes; None if none does within `_AHEAD_S`, because later looks ask again."""
+        """Return when the next timetable opens or closes; None if none does within `_AHEAD_S`, because later looks ask again."""
         now = self._clock.now()
         tables = [self._timetable(each) for each in self._all() if not each.ended]
         changes = [table.next_change(now) for table in tables if table is not None]
@@ -173,12 +179,15 @@ class Carrier:
         return True
 
     def _held(self, study_id: str) -> bool:
-        """Whether a worker, perhaps a dead one, still holds the lease. Its trials may still be running."""
+        """Return whether a worker, perhaps a dead one, still holds the lease. Its trials may still be running."""
         return self._store.leases.holder(study_id) is not None
 
     def _is_owned(self, study_id: str, now: float) -> bool:
-        """Whether the study has a worker. A lease that expired since the last look still counts: if the clock was set forward
-        or the machine slept, its owner is alive and will renew it in a moment."""
+        """Return whether the study has a worker.
+
+        A lease that expired since the last look still counts: if the clock was set forward or the machine slept, its owner is alive
+        and will renew it in a moment.
+        """
         before = self._lapsed.pop(study_id, None)
         if living_owner(self._store, study_id, now) is not None:
             return True
@@ -207,11 +216,11 @@ class Carrier:
             return
         study = self._store.studies.get(study_id)
         said = "Its worker ends as soon as it is started, again and again."
-        then = f"`daemon.log` in its folder says why; {study_id} is tried again, ever more seldom."
+        then = f"`daemon.log` in its folder says why; {study_id} is retried at growing intervals."
         self._store.notices.record(failure_notice(subject_of(study), said, now, then), study.options.notify)
 
     def _timetable(self, each: Cared) -> Timetable | None:
-        """Its timetable; None if no daemon is to carry it, or this machine cannot read it."""
+        """Return the timetable; None if no daemon should run the study, or this machine cannot read the timetable."""
         detail = each.schedule
         if detail is None or not detail.get("carried"):
             return None
@@ -220,12 +229,12 @@ class Carrier:
         except Unreadable as error:
             if each.id not in self._unreadable:
                 self._unreadable.add(each.id)
-                _log.warning("%s is not carried from here: %s", each.id, error)
+                _log.warning("this daemon cannot run %s: %s", each.id, error)
             return None
 
 
 async def carry(*, until_idle: bool) -> None:
-    """Run the daemon until cancelled, or, with until_idle, until no study is left in its care."""
+    """Run the daemon until cancelled; with `until_idle`, until no study is left in its care."""
     idle = asyncio.Event()
     store, clock = Store.open(), SystemClock()
     _Current.carrier, _Current.post = Carrier(store, _launch, clock), Post(store, os.environ, clock)
@@ -252,7 +261,7 @@ async def carry(*, until_idle: bool) -> None:
 
 
 class _Current:
-    """Objects that the jobs use. A job in a database names its function and carries no objects."""
+    """Objects that the jobs use. A job in a database can only name its function, so it cannot hold objects."""
 
     carrier: Carrier | None = None
     post: Post | None = None
@@ -261,7 +270,7 @@ class _Current:
 
 
 async def look() -> None:
-    """The daemon's job: look now, and schedule another look for the next opening or closing of a window."""
+    """Run the daemon's job: look now, and schedule another look for when a window next opens or closes."""
     carrier, post, scheduler = _Current.carrier, _Current.post, _Current.scheduler
     if carrier is None or post is None or scheduler is None:
         return
@@ -277,9 +286,9 @@ async def look() -> None:
 
 @contextmanager
 def only_daemon(patience_s: float = 0.0) -> Iterator[bool]:
-    """Hold the daemon's lock of this data directory and database while the body runs; gives whether we got it.
+    """Hold the lock of the daemon for this data directory and database while the body runs. Yields whether we got it.
 
-    patience_s: how long to wait for another daemon, which may be about to exit because it saw no study.
+    `patience_s` is how long to wait for another daemon, which may be about to exit because no study is left.
     """
     file = _lock_file()
     until = time.monotonic() + patience_s
@@ -297,7 +306,7 @@ def only_daemon(patience_s: float = 0.0) -> Iterator[bool]:
 
 
 def daemon_lives() -> bool:
-    """Whether a daemon carries the studies of this data directory and database."""
+    """Return whether a daemon is running for this data directory and database."""
     file = _lock_file()
     if not file.exists():
         return False
@@ -306,13 +315,14 @@ def daemon_lives() -> bool:
 
 
 def _lock_file() -> Path:
-    """The lock file of this data directory and database, independent of how the URL is written."""
+    """Return the lock file of this data directory and database, however the database URL is written."""
     return user_data_dir() / f"daemon-{_short_digest(place_of(default_url()))}.lock"
 
 
 def ensure_daemon() -> None:
-    """Start a daemon in the background, unless one is running, and wait until it is up, so that the caller can rely on it. It exits
-    when no study is left in its care.
+    """Start a daemon in the background unless one is running, and wait until it is up, so that the caller can rely on it.
+
+    The daemon exits when no study is left in its care.
     """
     child = _spawn(["daemon", "--until-idle"], user_data_dir() / "daemon.log")
     until = time.monotonic() + STARTING_S
@@ -342,7 +352,7 @@ def _spawn(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def _jobs_table() -> str:
-    """Name of this daemon's job table. Daemons that share a database must not get each other's jobs."""
+    """Return the name of this daemon's job table. Daemons that share a database must not get each other's jobs."""
     place = f"{socket.gethostname()}:{user_data_dir()}"
     return f"daemon_jobs_{_short_digest(place)}"
 

@@ -22,19 +22,19 @@ from foundation.strict import StrictModel, explain
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _WINDOW = re.compile(r"(?:(?P<days>[a-z,\-]+) )?(?P<opens>\d{1,2}:\d{2})-(?P<closes>\d{1,2}:\d{2})")
 LONGEST_DAYS = 3650
-"""Longest duration of a study that has an end, in days."""
+"""Maximum duration of a study that has an end, in days."""
 _DAY_S = 86_400.0
 _LOCALTIME = Path("/etc/localtime")
-"""Symbolic link to the zone file. Its target names the time zone; without it, the machine uses UTC."""
-_NAMELESS = "{} time zone, and --window needs one; set TZ to a name such as Europe/Berlin"
+"""Symbolic link to the zone file. Its target names the time zone; without the link, the machine uses UTC."""
+_NAMELESS = "{} time zone, but --window needs one; set TZ to a name such as Europe/Berlin"
 _AHEAD = 8
-"""Number of days in which every window opens at least once."""
+"""Number of days within which every window opens at least once."""
 
 
 class Window(StrictModel):
     """A daily window, in minutes after midnight. If it closes before it opens, it lasts into the next day.
 
-    weekdays: days on which it opens; 0 is Monday.
+    `weekdays` are the days on which it opens; 0 is Monday.
     """
 
     opens: Annotated[int, Field(ge=0, lt=1440)]
@@ -43,17 +43,19 @@ class Window(StrictModel):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`22:00-07:00`, `sat,sun 00:00-24:00`, `mon-fri 19:30-23:00`. Raises: UsageError."""
+        """Parse `22:00-07:00`, `sat,sun 00:00-24:00` or `mon-fri 19:30-23:00`. Raises: UsageError."""
         found = _WINDOW.fullmatch(text.strip().lower())
         if found is None:
             raise UsageError(f"{text!r} is not a window; write 22:00-07:00, or 'sat,sun 00:00-24:00'")
         opens, closes = (_minutes(found[part], text) for part in ("opens", "closes"))
         if opens == closes or opens == 1440:
-            raise UsageError(f"the window {text!r} is empty; write when it opens and when it closes")
+            raise UsageError(
+                f"the window {text!r} is empty; it must open before 24:00, and close at another time than it opens"
+            )
         return cls(opens=opens, closes=closes, weekdays=_weekdays(found["days"], text))
 
     def on(self, day: date, zone: ZoneInfo) -> tuple[float, float]:
-        """Opening and closing time, in Unix seconds, of the window that opens on that day."""
+        """Return opening and closing time, in Unix seconds, of the window that opens on that day."""
         last = day if self.closes > self.opens else day + timedelta(days=1)
         return _moment(day, self.opens, zone), _moment(last, self.closes, zone)
 
@@ -63,9 +65,10 @@ class Unreadable(UsageError):
 
 
 class Timetable(StrictModel):
-    """When a study may run. windows: none means always. until: Unix seconds after which no trial begins; None: no end.
+    """When a study may run.
 
-    zone: IANA name of the windows' time zone.
+    Without windows it may always run. `until` is the time in Unix seconds after which no trial begins; None: no end. `zone` is the
+    IANA name of the windows' time zone.
     """
 
     windows: tuple[Window, ...] = ()
@@ -81,7 +84,7 @@ class Timetable(StrictModel):
 
     @classmethod
     def of(cls, windows: Sequence[str], days: float | None, now: float, zone: str | None = None) -> Self:
-        """The timetable for `--window` and `--days`, starting now, in the machine's zone unless another is given.
+        """Return the timetable for `--window` and `--days`, starting now. The default zone is the machine's.
 
         Raises: UsageError, also for windows when the machine's zone has no name.
         """
@@ -95,7 +98,7 @@ class Timetable(StrictModel):
 
     @classmethod
     def of_record(cls, detail: Mapping[str, Any]) -> Self:
-        """The timetable in a stored schedule. Raises: Unreadable."""
+        """Return the timetable in a stored schedule. Raises: Unreadable."""
         try:
             return cls.model_validate(detail["timetable"])
         except ValidationError as error:
@@ -106,20 +109,20 @@ class Timetable(StrictModel):
         return self.until is not None and now >= self.until
 
     def open(self, now: float) -> bool:
-        """Whether trials may run."""
+        """Return whether trials may run."""
         if self.over(now):
             return False
         return not self.windows or any(begin <= now < end for begin, end in self._around(now))
 
     def next_change(self, now: float) -> float | None:
-        """The next time at which `open` may change; None: never."""
+        """Return the next time at which `open` may change; None: never."""
         edges = [edge for span in self._around(now) for edge in span]
         if self.until is not None:
             edges.append(self.until)
         return min((edge for edge in edges if edge > now), default=None)
 
     def next_opening(self, now: float) -> float | None:
-        """The next time at which trials may run, `now` if they may run now; None: never again."""
+        """Return the next time at which trials may run: `now` if they may run now; None: never again."""
         if self.over(now):
             return None
         if self.open(now):
@@ -129,7 +132,7 @@ class Timetable(StrictModel):
         return None if first is None or self.over(first) else first
 
     def _around(self, now: float) -> Iterator[tuple[float, float]]:
-        """Each window of yesterday, today and the days ahead."""
+        """Yield the opening and closing times of each window from yesterday to `_AHEAD` days ahead."""
         zone = ZoneInfo(self.zone)
         today = datetime.fromtimestamp(now, zone).date()
         for offset in range(-1, _AHEAD):
@@ -151,7 +154,7 @@ def _moment(day: date, minutes: int, zone: ZoneInfo) -> float:
 
 
 def _change_between(before: float, after: float, zone: ZoneInfo) -> float:
-    """When clocks go forward: the first valid local time after the skipped one that a window names."""
+    """Return the first valid local time after a time that clocks skip when they go forward."""
     offset = datetime.fromtimestamp(after, zone).utcoffset()
     while after - before > 1:
         middle = (before + after) // 2
@@ -163,7 +166,7 @@ def _change_between(before: float, after: float, zone: ZoneInfo) -> float:
 
 
 def _zone_here() -> str:
-    """IANA name of the machine's time zone. Raises: UsageError if it has none, because windows would be undefined."""
+    """Return the IANA name of the machine's time zone. Raises: UsageError if it has none, because windows would be undefined."""
     given = os.environ.get("TZ", "").removeprefix(":")
     if given:
         name = str(Path(given).resolve()).rpartition("/zoneinfo/")[2] if given.startswith("/") else given

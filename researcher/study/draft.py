@@ -1,4 +1,4 @@
-"""An unfinished study spec, which command-line options edit, and which can be written as a study file.
+"""An unfinished study spec, which command-line options can edit and which can be written as a study file.
 
 A draft knows the source of each setting and the parts of the topic that it leaves out.
 """
@@ -24,10 +24,14 @@ Source = Literal["topic", "planner", "default", "file", "flag"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """fields: a `StudySpec` as plain data, possibly incomplete. sources: by dotted path (`seeds.min`, `compare.learning_rate`).
+    """A study spec that may be incomplete.
 
-    author: `builtin`, an LLM's name, `file` or `flags`. because: reason for choosing this study, in a sentence or two.
-    uncovered: parts of the topic that the spec does not cover, one entry each.
+    Args:
+        fields: a `StudySpec` as plain data, possibly incomplete.
+        sources: source of each setting, by dotted path (`seeds.min`, `compare.learning_rate`).
+        author: `builtin`, an LLM's name, `file` or `flags`.
+        because: reason for choosing this study, in a sentence or two.
+        uncovered: parts of the topic that the spec does not cover, one entry each.
     """
 
     fields: dict[str, Any]
@@ -41,11 +45,11 @@ class Draft:
 
 _SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
 _WHOLE = ("compare", "arms", "model", "secondary", "evaluate_on")
-"""Fields that an option replaces; options add to other fields."""
+"""Fields that an option replaces. Options add to the other mappings."""
 
 
 def edited(draft: Draft, edits: Mapping[str, Any]) -> Draft:
-    """The draft with these fields replaced; entries of `set`, `seeds`, `budget` and `schedule` are merged."""
+    """Return the draft with these fields replaced. Entries of `set`, `seeds`, `budget` and `schedule` are merged."""
     fields = dict(draft.fields)
     for name, value in edits.items():
         adds = name not in _WHOLE and isinstance(value, Mapping) and isinstance(fields.get(name), Mapping)
@@ -62,7 +66,7 @@ def edited(draft: Draft, edits: Mapping[str, Any]) -> Draft:
 
 
 def paths_of(fields: Mapping[str, Any]) -> list[str]:
-    """Dotted paths that have a source: a field, or each key of a nested field."""
+    """Return the dotted paths that have a source: a field, or each key of a nested field."""
     found: list[str] = []
     for name, value in fields.items():
         found += [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
@@ -70,14 +74,14 @@ def paths_of(fields: Mapping[str, Any]) -> list[str]:
 
 
 def marked(fields: Mapping[str, Any], source: Source) -> dict[str, Source]:
-    """The same source for every path of these fields."""
+    """Give every path of these fields the same source."""
     return dict.fromkeys(paths_of(fields), source)
 
 
 def options_of(spec: StudySpec, first: Mapping[str, Scalar]) -> list[str]:
-    """Options of `researcher start` that produce this spec, except its question.
+    """Return the options of `researcher start` that produce this spec, except its question.
 
-    first: levels of the plan's first arm, which are the baselines.
+    `first` are the levels of the plan's first arm, which are the baselines.
     """
     words = ["--instrument", spec.instrument]
     words += [word for model in spec.models for word in ("--model", model)]
@@ -98,7 +102,7 @@ def options_of(spec: StudySpec, first: Mapping[str, Scalar]) -> list[str]:
 
 
 def vary_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`compare` from `--vary FACTOR=A,B`: the first level is the baseline; a single one is compared with the default.
+    """Parse `compare` from `--vary FACTOR=A,B`: the first level is the baseline; a single level is compared with the default.
 
     Raises: UsageError.
     """
@@ -109,13 +113,13 @@ def vary_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         if "" in values:
             raise UsageError(f"--vary {text!r} has an empty level; write --vary FACTOR=A,B")
         if name in found:
-            raise UsageError(f"--vary {name} is given twice; write all its levels in one: --vary {name}=A,B,C")
+            raise UsageError(f"--vary {name} is given twice; put all its levels into one option: --vary {name}=A,B,C")
         found[name] = {"baseline": values[0], "levels": values[1:]} if values[1:] else {"levels": values}
     return found
 
 
 def arms_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`arms` from `--arm NAME:F=V,F=V`; `--arm NAME:` leaves all factors at their defaults. Raises: UsageError."""
+    """Parse `arms` from `--arm NAME:F=V,F=V`; `--arm NAME:` leaves all factors at their defaults. Raises: UsageError."""
     found: dict[str, dict[str, Any]] = {}
     for text in texts:
         name, colon, settings = text.partition(":")
@@ -132,7 +136,7 @@ def settings_of(option: str, texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, value = _assignment(option, text, "FACTOR=LEVEL")
         if name in found:
-            raise UsageError(f"{option} sets {name} twice; leave one out")
+            raise UsageError(f"{option} sets {name} twice; set it once")
         found[name] = scalar(value)
     return found
 
@@ -141,14 +145,16 @@ def seeds_of(text: str) -> dict[str, int]:
     """Parse `3` or `3..8`. Raises: UsageError."""
     found = _SEEDS.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"--seeds {text!r} is not a number of seeds; write 3, or 3..8")
+        raise UsageError(
+            f"--seeds {text!r} is not a number of seeds; write a number such as 3, or a range such as 3..8"
+        )
     return {"min": int(found[1]), "max": int(found[2] or found[1])}
 
 
 def _assignment(option: str, text: str, form: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip() or not value.strip():
-        raise UsageError(f"{option} {text!r} is not a setting; write {option} {form}")
+        raise UsageError(f"{option} {text!r} is not valid; write {option} {form}")
     return name.strip(), value.strip()
 
 
@@ -157,7 +163,7 @@ def _assignment(option: str, text: str, form: str) -> tuple[str, str]:
 _WIDTH, _COMMENT_AT = 100, 56
 _PLAIN_MARKS = frozenset(" -_./@+=()")
 _UNPRINTABLE = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Characters that JSON does not escape, but YAML treats as line breaks or refuses."""
+"""Characters that JSON does not escape, but that YAML treats as line breaks or rejects."""
 _FROM = {
     "topic": "from the topic",
     "planner": "chosen by the planner",
@@ -168,13 +174,15 @@ _FROM = {
 
 
 def study_text(draft: Draft, problems: tuple[str, ...] = ()) -> str:
-    """The file's text, which reads back as the draft's fields. problems: for a person to settle, one comment each."""
+    """Return the text of a study file that reads back as the draft's fields. `problems` are for a person to solve, one comment
+    each.
+    """
     heading = f"Study file, written by {draft.author}. Run it: researcher start FILE"
     return file_text(draft, StudySpec, heading, problems)
 
 
 def file_text(draft: Draft, model: type[StrictModel], heading: str, problems: tuple[str, ...]) -> str:
-    """The same for fields of another model. heading: the first line, a comment."""
+    """Do the same for fields of another model. `heading` is the first line, a comment."""
     lines = [*_comment(heading)]
     if draft.because:
         lines += _comment(draft.because)
@@ -218,7 +226,7 @@ def _flow(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """The text without quotes if YAML reads it back as the same text, else quoted."""
+    """Return the text without quotes if YAML reads it back as the same text, else quoted."""
     bare = value and value[0].isalnum() and value[-1] != " " and all(c.isalnum() or c in _PLAIN_MARKS for c in value)
     if bare and scalar(value) == value and value.lower() != "null":
         return value

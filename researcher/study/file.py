@@ -1,4 +1,4 @@
-"""Study files: YAML or TOML parsed into plain data, with the line of each key, and the spec from that data.
+"""Study files: YAML or TOML parsed into plain data, with the line of each key, and the spec made from that data.
 
 Values are read as people write them: `1e-5` is a number, `on` a word, `22:00-07:00` a text.
 """
@@ -28,15 +28,17 @@ _INSTRUMENT_KEYS = frozenset({"workflow", "factors", "metrics", "defaults"})
 _CONTRAST = {"compare", "arms", "model", "design"}
 _LONGEST_NUMBER = 100
 _FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
-"""`FILE.py:NAME`: a level that is a function of the user's."""
+"""`FILE.py:NAME`: a level that is a user's function."""
 _TABLE = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Line numbers of a file's keys. name: the file's name as given; lines: from 1, by dotted path. options: command-line
-    options that overrule the file, by dotted path.
+    """Line numbers of the keys in a file.
+
+    `name` is the file's name as given. `lines` has line numbers from 1, by dotted path. `options` are command-line options that
+    overrule the file, by dotted path.
     """
 
     name: str
@@ -47,13 +49,13 @@ class Lines:
         return replace(self, options=options)
 
     def at(self, path: str) -> str:
-        """`study.yaml:7`: the line of the key, or of the nearest key around it."""
+        """Return the line of the key, or of the nearest enclosing key: `study.yaml:7`."""
         while path and path not in self.lines:
             path = path.rpartition(".")[0]
         return f"{self.name}:{self.lines[path]}" if path else self.name
 
     def located(self, refused: SpecRefused) -> str:
-        """The problems, each with the line of its field, or the option that overrules it."""
+        """Return the problems, each with the line of its field, or with the option that overrules it."""
         return "; ".join(f"{self._place(field)}: {problem}" for field, problem in refused.problems)
 
     def _place(self, path: str) -> str:
@@ -64,7 +66,7 @@ class Lines:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Add the line of each field to refusals from the body."""
+        """Add the line of each field to refusals that the body raises."""
         try:
             yield
         except SpecRefused as refused:
@@ -87,10 +89,10 @@ for _tag, _pattern, _first in (
 
 
 def _whole(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    """An integer in decimal, where YAML 1.1 reads 010 as eight."""
+    """Read an integer as decimal. YAML 1.1 would read 010 as eight."""
     text = loader.construct_scalar(node)
     if len(text) > _LONGEST_NUMBER:
-        raise yaml.constructor.ConstructorError(None, None, f"a number of {len(text)} digits", node.start_mark)
+        raise yaml.constructor.ConstructorError(None, None, f"a number with {len(text)} digits", node.start_mark)
     return int(text)
 
 
@@ -98,7 +100,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 
 def scalar(text: str) -> Any:
-    """A value as a study file would read it: `1e-5` is a number, `true` a boolean, `grpo` a word."""
+    """Read a value as a study file would: `1e-5` is a number, `true` a boolean, `grpo` a word."""
     try:
         value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError:
@@ -107,32 +109,35 @@ def scalar(text: str) -> Any:
 
 
 def read_study_file(path: Path) -> tuple[dict[str, Any], Lines]:
-    """The file's data, not yet validated, and the lines of its keys. Raises: PlanningRefused."""
+    """Return the file's data, not yet validated, and the lines of its keys. Raises: PlanningRefused."""
     data, lines = read_data_file(path, "a study file")
     if _INSTRUMENT_KEYS & data.keys() and "compare" not in data:
         raise PlanningRefused(
-            f"{path} describes an instrument, not a study: `researcher start --instrument {path.parent} --vary FACTOR=A,B` runs a "
-            "study on it"
+            f"{path} describes an instrument, not a study; to run a study on it: `researcher start --instrument {path.parent} "
+            "--vary FACTOR=A,B`"
         )
     return data, lines
 
 
 def read_study_text(text: str, folder: Path, kind: str = "a study file") -> tuple[dict[str, Any], Lines]:
-    """The same for YAML text without a file. folder: base of its relative paths. Raises: PlanningRefused."""
+    """Do the same for YAML text without a file. `folder` is the base of its relative paths. Raises: PlanningRefused."""
     return _data(Path("the text"), text, kind, folder)
 
 
 def read_data_file(path: Path, kind: str) -> tuple[dict[str, Any], Lines]:
-    """A mapping from YAML or TOML, with relative paths resolved. kind: what it should be, for messages. Raises: PlanningRefused."""
+    """Read a mapping from YAML or TOML, and resolve relative paths. `kind` says what the file should be, for messages.
+
+    Raises: PlanningRefused.
+    """
     writes = "; `researcher draft` writes one" if kind == "a study file" else ""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise PlanningRefused(f"{path} is not text in UTF-8") from error
+        raise PlanningRefused(f"{path} is not a UTF-8 text file") from error
     except OSError as error:
         if " " in path.name and not path.suffix and not path.exists():
             raise PlanningRefused(
-                f"there is no file {str(path)!r}; if it is a question, write --topic before it: --topic {shlex.quote(str(path))}"
+                f"there is no file {str(path)!r}; if this is a question, put --topic before it: --topic {shlex.quote(str(path))}"
             ) from error
         raise PlanningRefused(f"{path} cannot be read: {error.strerror}{writes}") from error
     return _data(path, text, kind, path.parent)
@@ -142,15 +147,15 @@ def _data(path: Path, text: str, kind: str, folder: Path) -> tuple[dict[str, Any
     writes = "; `researcher draft` writes one" if kind == "a study file" else ""
     data, lines = _toml(path, text) if path.suffix == ".toml" else _yaml(path, text)
     if not isinstance(data, dict):
-        raise PlanningRefused(f"{path} is not {kind}: it holds no keys{writes}")
+        raise PlanningRefused(f"{path} is not {kind}: it has no keys{writes}")
     return _placed("", data, folder), Lines(str(path), lines)
 
 
 def _placed(name: str, value: Any, folder: Path, depth: int = 5) -> Any:
-    """Resolve relative paths of models, instruments, JSON lines files and functions (FILE.py:NAME) against the study file's
-    folder, if they exist there.
+    """Resolve relative paths of models, instruments, JSON lines files and functions (FILE.py:NAME) against the study file's folder,
+    if they exist there.
 
-    depth: most levels of nesting; no path is deeper (`compare.data.levels.0`).
+    `depth` is the maximum depth of nesting to search; no path is deeper (`compare.data.levels.0`).
     """
     if isinstance(value, Mapping) and depth:
         return {key: _placed(str(key), each, folder, depth - 1) for key, each in value.items()}
@@ -170,8 +175,11 @@ def _placed(name: str, value: Any, folder: Path, depth: int = 5) -> Any:
 
 
 def checked_spec(fields: Mapping[str, Any]) -> tuple[StudySpec | None, list[SpecRefused]]:
-    """The spec, and every wrong field. If some are wrong, the spec leaves them out, for further checks; None if the rest is
-    not a valid spec."""
+    """Return the spec, and every wrong field.
+
+    If some fields are wrong, the spec leaves them out, so that the rest can be checked further; None if the rest is not a valid
+    spec.
+    """
     refused: list[SpecRefused] = []
     wrong: set[str] = set()
     while True:
@@ -209,9 +217,9 @@ def _yaml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
 
 
 def _mark(node: yaml.Node, path: str, lines: dict[str, int], seen: set[int]) -> Iterator[tuple[int, str]]:
-    """Record the line of each key. Yields line and problem of each key that is not text or is repeated.
+    """Record the line of each key. Yields the line and problem of each key that is not text or is repeated.
 
-    seen: ids of visited nodes, since an anchor may be used in several places.
+    `seen` holds the ids of visited nodes, since an anchor may be used in several places.
     """
     if id(node) in seen:
         return
@@ -224,7 +232,7 @@ def _mark(node: yaml.Node, path: str, lines: dict[str, int], seen: set[int]) -> 
                 continue
             name = f"{path}.{key.value}" if path else str(key.value)
             if name in lines:
-                yield line, f"{name} stands twice; the first is in line {lines[name]}"
+                yield line, f"{name} is given twice; first in line {lines[name]}"
                 continue
             lines[name] = line
             yield from _mark(value, name, lines, seen)

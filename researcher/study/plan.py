@@ -37,7 +37,7 @@ ALPHA = 0.05
 
 
 def _is_unset(value: object) -> bool:
-    """Leave unused newer fields out of the JSON, so that earlier plans keep their hashes."""
+    """True for empty values: leaves unused newer fields out of the JSON, so that earlier plans keep their hashes."""
     return not value
 
 
@@ -52,16 +52,16 @@ class Verdict(StrEnum):
 
 
 class Arm(StrictModel):
-    """One compared setting: levels of factors; everything else is at the instrument's defaults."""
+    """One compared setting: levels of factors. Everything else is at the instrument's defaults."""
 
     name: str
     levels: dict[str, Scalar]
     seed_offset: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
-    """Added to each stage's seeds. Above 0 if another arm runs the same: the two share no seed, so no trial is a copy."""
+    """Added to each stage's seeds. Above 0 if an earlier arm runs the same: the two share no seed, so no trial is a copy."""
 
 
 class Hypothesis(StrictModel):
-    """`treatment` beats `baseline` on `metric` in `direction` by at least `margin`."""
+    """The hypothesis that `treatment` beats `baseline` on `metric` in `direction` by at least `margin`."""
 
     id: str
     statement: str
@@ -76,11 +76,12 @@ class Hypothesis(StrictModel):
     margin: Annotated[float, Field(gt=0)]
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = ALPHA
     baseline_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
-    """Arms whose mean is one side of a main effect or interaction; `baseline` is then a label."""
+    """Arms whose mean is the baseline side of a main effect or interaction; `baseline` is then a label."""
     treatment_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
     between_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
-    """For a trend: the arms between the lowest level (`baseline`) and the highest (`treatment`). The claim is about the change
-    from one end to the other along a line that is fitted to all these arms on the factor's own scale."""
+    """For a trend: the arms between the lowest level (`baseline`) and the highest (`treatment`). The claim is about the change from
+    one end to the other, along a line fitted to all these arms on the factor's own scale.
+    """
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ class Hypothesis(StrictModel):
 
     @property
     def sides(self) -> frozenset[str]:
-        """Every arm of the hypothesis."""
+        """Names of all arms of the hypothesis."""
         return frozenset((*self.baselines, *self.between_arms, *self.treatments))
 
 
@@ -103,7 +104,7 @@ class StageKind(StrEnum):
     COARSE = "coarse"
     """A rung of a race over many arms: explores, gives no verdict."""
     FINE = "fine"
-    """Optuna picks among the stage's arms, one after the other: explores, gives no verdict."""
+    """Optuna picks among the stage's arms, one at a time: explores, gives no verdict."""
     SCREEN = "screen"
     """Main effects of many factors, each over all runs of a two-level design: explores, gives no verdict."""
     COMPARE = "compare"
@@ -111,27 +112,29 @@ class StageKind(StrEnum):
 
 
 class Stage(StrictModel):
-    """Which arms run on how many seeds: `first_seed … first_seed + seeds - 1`, shared by all arms but those with a `seed_offset`."""
+    """Which arms run on how many seeds: `first_seed … first_seed + seeds - 1`, shared by all arms except those with a
+    `seed_offset`.
+    """
 
     id: str
     kind: StageKind
     arms: tuple[str, ...]
     seeds: Annotated[int, Field(ge=1)]
     max_seeds: Annotated[int, Field(ge=1)]
-    """Most seeds to which the stage may grow if the noise floor calls for them, before any effect is examined."""
+    """Maximum number of seeds to which the stage may grow if the noise floor calls for them, before any effect is examined."""
     first_seed: Annotated[int, Field(ge=0)] = 0
     keep: Annotated[int | None, Field(ge=1, exclude_if=_is_unset)] = None
-    """How many non-baseline arms run: the best of earlier exploring stages. None: all."""
+    """Number of non-baseline arms that run: the best of earlier exploring stages. None: all."""
     picks: Annotated[int | None, Field(ge=1, exclude_if=_is_unset)] = None
-    """fine: how many of the arms Optuna may try. Set for this kind only."""
+    """For a fine stage: number of arms that Optuna may try. Set only for this kind."""
     share: Annotated[float | None, Field(gt=0, le=1, exclude_if=_is_unset)] = None
     """For a look of a sequential design: its share of the seeds."""
     spends: Annotated[float | None, Field(gt=0, lt=0.5, exclude_if=_is_unset)] = None
-    """The part of alpha that this look may spend; the looks' parts sum to alpha."""
+    """The part of alpha that this look may spend. The looks' parts sum to alpha."""
 
     @property
     def explores(self) -> bool:
-        """Whether the stage only explores; its results have to be confirmed on fresh seeds."""
+        """Whether the stage only explores. Its results must be confirmed on fresh seeds."""
         return self.kind in (StageKind.COARSE, StageKind.FINE, StageKind.SCREEN)
 
 
@@ -141,11 +144,14 @@ Relation = Literal["≪", "≈", "≫"]
 class Condition(StrictModel):
     """A typed condition on effects or verdicts, evaluated by code: `verdict(H1) in {supported}`, `diff(H1) >= 0.1`.
 
-    order: `arms[0] relations[0] arms[1] relations[1] …` on `metric`, so that `5 ≪ 15 ≈ 25` is a condition and not prose.
-    `a ≪ b`: b exceeds a by at least the metric's margin, and the interval of the difference lies above zero; `≫` the other
-    way; `a ≈ b`: two one-sided tests place the difference within the margin. All relations hold jointly, at `alpha`.
-    verdict_in: of `hypothesis`, or, if none is named, of every hypothesis still in the running.
-    leads: `hypothesis` has one of `verdicts`, and the largest effect among those that have one and share its stage.
+    Kinds that need explanation:
+
+        order: `arms[0] relations[0] arms[1] relations[1] …` on `metric`, so that `5 ≪ 15 ≈ 25` is a condition and not prose. `a ≪
+            b`: b exceeds a by at least the metric's margin, and the interval of the difference lies above zero. `≫`: the reverse.
+            `a ≈ b`: two one-sided tests place the difference within the margin. All relations hold jointly, at `alpha`.
+        verdict_in: the verdict on `hypothesis`, or, if none is named, on every hypothesis still in the running, is one of
+            `verdicts`.
+        leads: `hypothesis` has one of `verdicts`, and the largest effect among the hypotheses of its stage that have one.
     """
 
     kind: Literal["verdict_in", "leads", "diff_at_least", "diff_at_most", "power_below", "order", "always"]
@@ -162,7 +168,9 @@ class Condition(StrictModel):
         if self.kind == "order" and (
             len(self.arms) < 2 or len(self.relations) != len(self.arms) - 1 or not self.metric
         ):
-            raise ValueError("an order needs a metric, at least two arms, and a relation between each two of them")
+            raise ValueError(
+                "an order needs a metric, at least two arms, and one relation between each arm and the next"
+            )
         return self
 
 
@@ -177,7 +185,7 @@ class Branch(StrictModel):
 
 
 class Budget(StrictModel):
-    """Enforced limits on the trials' time, number and tokens. A planner LLM's tokens and cost have limits of their own."""
+    """Enforced limits on the trials' time, number and tokens. A planner LLM's tokens and cost have separate limits."""
 
     wall_s: Annotated[float, Field(gt=0)]
     trials: Annotated[int, Field(ge=1)]
@@ -186,16 +194,16 @@ class Budget(StrictModel):
 
 
 class PlanModel(StrictModel):
-    """A model that servers host, identified by its name, or, for a folder, by its weights."""
+    """A model that servers host. A folder is identified by its weights, any other model by its name."""
 
     name: str
     """A known name, a hub name OWNER/NAME, or the folder's name."""
     fingerprint: str | None = None
-    """SHA-256 over the folder's weight files, as servers compute it. None: the weights that the first trial finds."""
+    """SHA-256 over the folder's weight files, as servers compute it. None: whatever weights the first trial finds."""
     path: Annotated[str | None, Field(exclude_if=_is_unset)] = None
-    """The folder, absolute, on the machine where the plan was made."""
+    """Absolute path of the folder on the machine where the plan was made."""
     origin: Annotated[str | None, Field(exclude_if=_is_unset)] = None
-    """STUDY/TRIAL that trained these weights. None: no trial that is known here."""
+    """STUDY/TRIAL that trained these weights. None: no trial known here."""
 
     @property
     def source(self) -> str:
@@ -204,28 +212,30 @@ class PlanModel(StrictModel):
 
     @property
     def title(self) -> str:
-        """Its name, with a prefix of the fingerprint if the name alone does not identify the weights."""
+        """The model's name, with a prefix of the fingerprint if the name alone does not identify the weights."""
         return self.name if self.fingerprint is None else f"{self.name}@{self.fingerprint[:12]}"
 
     def is_hosted(self, name: str, fingerprint: str | None, engine: str | None) -> bool:
-        """Whether a server that reports these values hosts it. The echo engine has no weights, so there the name decides."""
+        """Return whether a server that reports these values hosts the model. The echo engine has no weights, so there the name
+        decides.
+        """
         if self.fingerprint is None or fingerprint is None or engine == "echo":
             return hosted_name(self.name) == hosted_name(name)
         return self.fingerprint == fingerprint
 
 
 class PlanRole(StrictModel):
-    """A further model that every trial trains, on a server of its own."""
+    """A further model that every trial trains, on its own server."""
 
     model: str
     run: dict[str, Any] = {}
-    """Merged over the arm's version of the plan's own `run`."""
+    """Run settings, merged over the arm's version of the plan's own `run`."""
 
 
 class Transfer(StrictModel):
     """Held-out tasks of another instrument, on which every trial's model is scored after training.
 
-    code: SHA-256 over the files of its folder. task: parameters of its tasks. episodes: per task.
+    `code` is the SHA-256 over the files of its folder. `task` holds parameters of its tasks. `episodes` is the number per task.
     """
 
     instrument: str
@@ -248,12 +258,12 @@ class Known(StrictModel):
     low: float | None = None
     high: float | None = None
     level: float | None = None
-    """Confidence of the interval from low to high."""
+    """Confidence level of the interval from `low` to `high`."""
     n_baseline: int | None = None
     n_treatment: int | None = None
     plan_hash: str
     origin: Annotated[str | None, Field(exclude_if=_is_unset)] = None
-    """Who shared it, if it was imported; it cannot be recomputed here."""
+    """Who shared the finding, if it was imported; it cannot be recomputed here."""
     engine: Annotated[Literal["echo"] | None, Field(exclude_if=_is_unset)] = None
     """Set for findings on the echo engine, which trains no model."""
     same_as: dict[str, Literal[1, -1]] = {}
@@ -261,7 +271,7 @@ class Known(StrictModel):
 
 
 INTERIM_TASKS = 16
-"""Most held-out tasks of an interim evaluation: enough for the shape of a curve at low cost."""
+"""Maximum number of held-out tasks of an interim evaluation: enough for the shape of a curve at low cost."""
 PLANNED_SENTINELS = (
     "weights_did_not_change",
     "heldout_leak",
@@ -294,9 +304,9 @@ class Plan(StrictModel):
     instrument_code: str
     """SHA-256 over the files of the instrument's folder."""
     model: PlanModel
-    """The hosted model, unless arms differ by it."""
+    """The hosted model, unless arms differ in the model."""
     models: Annotated[tuple[PlanModel, ...], Field(exclude_if=_is_unset)] = ()
-    """The models by which arms differ, named as in their levels."""
+    """The models in which arms differ, named as in their levels."""
     hypotheses: tuple[Hypothesis, ...]
     arms: tuple[Arm, ...]
     factors: tuple[Factor, ...] = ()
@@ -307,13 +317,15 @@ class Plan(StrictModel):
     run: dict[str, Any]
     """Partial RunSpec shared by all arms."""
     sources: Annotated[dict[str, str], Field(exclude_if=_is_unset)] = {}
-    """Texts of files that define functions used as levels or settings of an algorithm, by the names used there."""
+    """Texts of files that define functions used as levels or settings of an algorithm, by the file names used there."""
     stated: Annotated[tuple[str, ...] | None, Field(exclude_if=lambda stated: stated is None)] = None
-    """If arms differ by their algorithm, and its defaults differ from the instrument's: fields of `run` that the study
-    sets itself. The algorithm's defaults replace all others. None: they replace nothing, as in older plans.
+    """Fields of `run` that the study sets itself. Set only if arms differ in their algorithm and its defaults differ from the
+    instrument's.
+
+    The algorithm's defaults replace all other fields. None: they replace nothing, as in older plans.
     """
     roles: Annotated[dict[str, PlanRole], Field(exclude_if=_is_unset)] = {}
-    """Further models by role; each trial takes a server for each of them."""
+    """Further models by role. Each trial takes one more server for each of them."""
     task: dict[str, Scalar]
     heldout_tasks: int
     heldout_from: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
@@ -321,13 +333,15 @@ class Plan(StrictModel):
     heldout_episodes: int
     heldout_temperature: float
     heldout_every: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
-    """Optimiser steps between two interim evaluations, which are shown but decide nothing; 0: none."""
+    """Optimizer steps between two interim evaluations, which are shown but decide nothing; 0: none."""
     transfers: Annotated[tuple[Transfer, ...], Field(exclude_if=_is_unset)] = ()
     """Other instruments on which trained models are scored, for secondary metrics."""
     trial_s: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
     """Expected wall time of the longest trial, from which time limits are derived. None: unknown."""
     trial_s_measured: Annotated[str | None, Field(exclude_if=_is_unset)] = None
-    """The study whose trials measured it on the same servers, after `3 steps of` for a calibration. None: it is the instrument's estimate."""
+    """The study whose trials measured `trial_s` on the same servers, after `3 steps of` for a calibration. None: the instrument's
+    estimate.
+    """
     trial_tokens: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
     """Expected tokens of the longest trial's calls, before any were counted. Set only if the budget limits tokens."""
     metrics: tuple[Metric, ...]
@@ -337,13 +351,13 @@ class Plan(StrictModel):
     sigma_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """One-sided confidence of the noise floor's upper bound on σ, which determines the number of seeds."""
     sampling_floor: Annotated[bool, Field(exclude_if=_is_unset)] = False
-    """Whether the bound on σ of a held-out metric is at least the σ from sampling its answers alone."""
+    """Whether the bound on a held-out metric's σ is at least the σ that sampling its answers causes by itself."""
     merged_looks: Annotated[bool, Field(exclude_if=_is_unset)] = False
-    """Whether a look that adds no seeds merges with the look before it, so that their alphas add up."""
+    """Whether a look that adds no seeds merges with the previous look, so that their alphas add up."""
     sentinels: tuple[str, ...] = ()
     budget: Budget
     known: tuple[Known | str, ...] = ()
-    """Findings that were known when planning. Plans of the first release hold bare ids."""
+    """Findings that were known when planning. Plans of the first release hold only ids."""
     planner: str
     """`builtin`, or the LLM's name."""
     assumptions: tuple[str, ...] = ()
@@ -354,7 +368,7 @@ class Plan(StrictModel):
         levels = {str(level) for arm in self.arms if (level := self._level(arm, STUDY_MODEL)) is not None}
         if levels != {model.name for model in self.models}:
             raise ValueError(
-                f"arms train {sorted(levels)}, the plan's models are {[each.name for each in self.models]}"
+                f"arms train {sorted(levels)}, but the plan's models are {[each.name for each in self.models]}"
             )
         return self
 
@@ -364,15 +378,18 @@ class Plan(StrictModel):
         return f"measured here, {self.trial_s_measured}" if self.trial_s_measured else "estimated"
 
     def canonical(self) -> str:
-        """Canonical JSON: sorted keys, no white space."""
+        """Return canonical JSON: sorted keys, no white space."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON, hexadecimal."""
+        """Return the SHA-256 of the canonical JSON, in hexadecimal."""
         return hashlib.sha256(self.canonical().encode()).hexdigest()
 
     def run_fields(self, levels: Mapping[str, Scalar], role: str | None = None) -> dict[str, Any]:
-        """A partial RunSpec of the instrument's own model, or of a further role's. levels: an arm's, by targets of factors."""
+        """Return a partial RunSpec of the instrument's own model, or of a further role's model.
+
+        `levels` are an arm's levels, by targets of factors.
+        """
         fields: Any = self.run
         if self.stated is not None and ALGORITHM in levels:
             fields = with_algorithm(fields, str(levels[ALGORITHM]), self.stated)
@@ -386,14 +403,14 @@ class Plan(StrictModel):
         return with_shares_of(self._with_sources(fields), levels, self.factors, *rooms)
 
     def _with_sources(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields with the texts of the functions that an algorithm names."""
+        """Return the fields with the texts of the functions that an algorithm names."""
         named = fields.get("algorithm", {}) if self.sources else {}
         files = [own[0] for name in OWN_FIELDS if (own := own_function(named.get(name))) is not None]
         texts = {file: self.sources[file] for file in files if file in self.sources}
         return merge_patch(fields, {"algorithm": {"sources": texts}}) if texts else fields
 
     def shared_out(self, arm: Arm) -> dict[str, float]:
-        """Family ratios that follow from this arm's shares, by target."""
+        """Return the family ratios that follow from this arm's shares, by target."""
         levels = self.levels_of(arm)
         found: dict[str, float] = {}
         for role in (None, *self.roles):
@@ -406,7 +423,7 @@ class Plan(StrictModel):
 
     @property
     def settings(self) -> dict[str, object]:
-        """Settings of all arms, by targets of factors; an arm's own levels override them."""
+        """Settings of all arms, by targets of factors. An arm's own levels override them."""
         roles = {name: role.run for name, role in self.roles.items()}
         return dict(leaves({"run": self.run, "roles": roles, "task": self.task}))
 
@@ -427,7 +444,7 @@ class Plan(StrictModel):
         return next(arm for arm in self.arms if arm.name == name)
 
     def seed_of(self, arm: str, stage: Stage, place: int) -> int:
-        """The seed of an arm's trial at this position of a stage, counted from 0."""
+        """Return the seed of an arm's trial at this 0-based position of a stage."""
         return stage.first_seed + place + self.arm(arm).seed_offset
 
     @property
@@ -436,36 +453,38 @@ class Plan(StrictModel):
         return max(self.seed_of(arm, stage, stage.max_seeds - 1) for stage in self.stages for arm in stage.arms)
 
     def shared_seed(self, arm: str, seed: int) -> int:
-        """The seed at the same position in arms without an offset, by which trials are matched."""
+        """Return the seed at the same position in arms without an offset, by which trials are matched."""
         return seed - self.arm(arm).seed_offset
 
     def levels_of(self, arm: Arm) -> dict[str, Scalar]:
-        """The arm's levels, by target."""
+        """Return the arm's levels, by target."""
         varied = [factor for factor in self.factors if factor.name in arm.levels]
         return {target: arm.levels[factor.name] for factor in varied for target in factor.targets}
 
     def steps_of(self, arm: str) -> int:
-        """Optimiser steps of an arm's trials."""
+        """Return the optimizer steps of an arm's trials."""
         own = self._level(self.arm(arm), STUDY_STEPS)
         return self.steps if own is None else int(own)
 
     def model_of(self, arm: str) -> PlanModel:
-        """The model of the arm's main server."""
+        """Return the model of the arm's main server."""
         own = self._level(self.arm(arm), STUDY_MODEL)
         return self.model if own is None else next(model for model in self.models if model.name == own)
 
     def model_of_role(self, role: str) -> PlanModel:
-        """The model of another role's server."""
+        """Return the model of another role's server."""
         name = self.roles[role].model
         return self.model if name == self.model.name else PlanModel(name=name)
 
     @property
     def interim_tasks(self) -> int:
-        """Held-out tasks of an interim evaluation, each played once."""
+        """Number of held-out tasks of an interim evaluation, each played once."""
         return min(INTERIM_TASKS, self.heldout_tasks)
 
     def interim_evaluations(self, arm: str) -> int:
-        """Number of a trial's interim evaluations in this arm: one every `heldout_every` steps, none after the last step."""
+        """Return the number of a trial's interim evaluations in this arm: one every `heldout_every` steps, none after the last
+        step.
+        """
         return (self.steps_of(arm) - 1) // self.heldout_every if self.heldout_every else 0
 
     @property
@@ -480,11 +499,11 @@ class Plan(StrictModel):
         return f"model{'s' if len(names) > 1 else ''} {' and '.join(names)}"
 
     def _level(self, arm: Arm, target: str) -> Scalar | None:
-        """The arm's level for a target; None if the arm does not vary it."""
+        """Return the arm's level for a target; None if the arm does not vary it."""
         return self.levels_of(arm).get(target)
 
     def alternatives(self, stage: str) -> tuple[str, ...]:
-        """`stage` and its alternatives: one stage branches to all of them, and at most one of them runs."""
+        """Return `stage` and its alternatives: one stage branches to all of them, and at most one of them runs."""
         for before in self.stages:
             led_to = dict.fromkeys(branch.to for branch in self.branches if branch.stage == before.id and branch.to)
             if stage in led_to:
@@ -506,12 +525,12 @@ class Plan(StrictModel):
 
 
 def trial_key(plan_hash: str, arm: str, seed: int) -> str:
-    """Deterministic key of a trial: plan, arm and seed."""
+    """Return the deterministic key of a trial: plan, arm and seed."""
     return f"{plan_hash[:16]}/{arm}/{seed}"
 
 
 def with_algorithm(run: Mapping[str, Any], algorithm: str, stated: Collection[str] = ()) -> dict[str, Any]:
-    """A partial RunSpec in which an algorithm's defaults replace the fields of `run` that are not `stated`."""
+    """Return a partial RunSpec in which an algorithm's defaults replace the fields of `run` that are not `stated`."""
     for path, value in leaves(own_defaults(algorithm)):
         if path not in stated and leaf_at(run, path.split(".")) is not None:
             run = merge_patch(run, nested(path, value))
@@ -519,5 +538,5 @@ def with_algorithm(run: Mapping[str, Any], algorithm: str, stated: Collection[st
 
 
 def _has_adapters(fields: Mapping[str, Any], target: str, level: Scalar) -> bool:
-    """Whether an arm asks for adapters (`lora`) that the settings of all arms already configure."""
+    """Return whether an arm asks for adapters (`lora`) that the settings of all arms already configure."""
     return (target, level) == (RUN_PARAMETERS, "lora") and isinstance(fields.get("parameters"), Mapping)

@@ -19,12 +19,14 @@ DesignName = Literal["compare", "factorial", "sequence", "race", "screen", "bala
 Claim = Literal["increase", "decrease", "equal", "none"]
 Approval = Literal["never", "plan", "stage"]
 CROSSED: tuple[DesignName, ...] = ("factorial", "screen")
-"""Designs in which every arm sets several factors to one of two levels. A screen may also list arms, or one factor's levels."""
+"""Designs in which every arm sets several factors to one of two levels. A screen may instead list arms, or levels of one factor."""
 _MANY = 1000
 
 
 class Design(NamedTuple):
-    """Allowed numbers of factors and of levels per factor, baseline included; whether it has arms, looks, a fine stage."""
+    """What a design allows: the number of factors, the number of levels per factor with the baseline, and arms, looks or a fine
+    stage.
+    """
 
     factors: range = range(1, 2)
     levels: range = range(2, _MANY)
@@ -43,7 +45,7 @@ DESIGNS: dict[DesignName, Design] = {
     "trend": Design(levels=range(3, _MANY)),
 }
 BASE = "base"
-"""`start_from`: the model itself, not weights that a trial has trained."""
+"""Value of `start_from` for the model itself, not weights that a trial has trained."""
 MOST_LOOKS, MOST_FINE, LONGEST_QUESTION = 5, 50, 20_000
 _SERVICE = re.compile(r"[A-Z][A-Z0-9_]{0,40}")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbB]?)")
@@ -51,7 +53,7 @@ _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 
 
 def duration_text(seconds: float) -> str:
-    """`8h`, `90m`, `45s`: the largest unit that gives a whole number."""
+    """Format a duration in the largest unit that gives a whole number: `8h`, `90m`, `45s`."""
     for unit, length in (("h", 3600), ("m", 60)):
         if seconds >= length and seconds % length == 0:
             return f"{seconds / length:.0f}{unit}"
@@ -68,7 +70,7 @@ def _seconds(given: object) -> object:
 
 
 def count_text(count: int) -> str:
-    """`50M`, `500k`, `123`."""
+    """Format a count: `50M`, `500k`, `123`."""
     for unit in ("b", "m", "k"):
         if count and count % _COUNT_UNITS[unit] == 0:
             return f"{count // _COUNT_UNITS[unit]}{unit if unit == 'k' else unit.upper()}"
@@ -102,7 +104,7 @@ Count = Annotated[
 
 def _said(text: str) -> str:
     if not text.strip():
-        raise ValueError("say in words what the study asks")
+        raise ValueError("write the study's question in words")
     return text.strip()
 
 
@@ -116,10 +118,10 @@ def _not_lists(given: Any) -> Any:
 
 
 def _service_names(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Validate names without quoting a bad one, which may be an address that was meant for the environment."""
+    """Validate names. The error does not quote a bad name, which may be an address that was meant for the environment."""
     if any(_SERVICE.fullmatch(name) is None for name in given):
         raise ValueError(
-            "give names in capitals such as SLACK; the address of each is a secret and belongs in RESEARCHER_NOTIFY_<NAME>"
+            "give names in capitals, such as SLACK; their addresses are secret and belong in RESEARCHER_NOTIFY_<NAME>"
         )
     return given
 
@@ -208,12 +210,12 @@ class StudySpec(StrictModel):
         return (self.model,) if isinstance(self.model, str) else self.model or ()
 
     def document(self) -> dict[str, Any]:
-        """The set fields as plain data, in field order."""
+        """Return the set fields as plain data, in field order."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
 def _misfits(spec: StudySpec) -> dict[str, str]:
-    """Problems by field."""
+    """Return problems by field."""
     takes, problems = DESIGNS[spec.design], dict[str, str]()
     levels = {"model": len(spec.models)} if len(spec.models) > 1 else {}
     for name, factor in spec.compare.items():
@@ -221,10 +223,10 @@ def _misfits(spec: StudySpec) -> dict[str, str]:
         levels[f"compare.{name}.levels"] = max(stated, 2)  # a single level is compared with the default
     if spec.arms and levels:
         problems["arms"] = (
-            "cannot stand beside compare or several models: write each arm's settings, its model too, in arms"
+            "cannot be combined with compare or several models: put each arm's settings, including its model, in arms"
         )
     elif not spec.arms and not levels:
-        problems["compare"] = "nothing says what differs between the arms: give compare, arms or several models"
+        problems["compare"] = "the spec does not say how the arms differ: give compare, arms or several models"
     elif spec.arms and len(spec.arms) < 2:
         problems["arms"] = "needs at least two arms"
     elif unsuited := _unsuited(spec.design, levels, len(spec.arms)):
@@ -239,7 +241,7 @@ def _misfits(spec: StudySpec) -> dict[str, str]:
         elif not factor.levels:
             problems[f"compare.{name}.levels"] = "needs at least one level"
         if name in spec.set:
-            problems[f"set.{name}"] = "is under compare already: a factor is either compared or the same in all arms"
+            problems[f"set.{name}"] = "is already under compare: a factor is either compared or the same in all arms"
     if len(spec.models) > len(set(spec.models)):
         problems["model"] = "names a model twice"
     if spec.looks > 1 and (spec.fine or not takes.looks):
@@ -249,27 +251,27 @@ def _misfits(spec: StudySpec) -> dict[str, str]:
         which = "arms that set several factors have" if spec.arms else f"a {spec.design} study has"
         problems["fine"] = f"{which} no fine stage; leave it out"
     if spec.design == "balance" and spec.claim != "none":
-        problems["claim"] = "a balance claims nothing: it asks which level is enough; leave the claim out"
+        problems["claim"] = "a balance makes no claim: it asks which level is enough; leave the claim out"
     return problems
 
 
 def _unsuited(design: DesignName, levels: Mapping[str, int], arms: int) -> dict[str, str]:
-    """Why the design cannot have these arms, by field. levels: number of levels, by the field that gives them."""
+    """Explain why the design cannot have these arms, by field. `levels` are numbers of levels, by the field that gives them."""
     takes = DESIGNS[design]
     if arms and not takes.arms:
-        return {"design": f"{design} needs compare, and takes no arms"}
+        return {"design": f"{design} needs compare and does not take arms"}
     if 0 < arms < takes.levels.start:
-        return {"design": f"{design} takes {_span(takes.levels, 'arm')}, and the spec has {arms}"}
+        return {"design": f"{design} takes {_span(takes.levels, 'arm')}, but the spec has {arms}"}
     if levels and len(levels) not in takes.factors:
-        return {"design": f"{design} takes {_span(takes.factors, 'factor')}, and the spec compares {len(levels)}"}
+        return {"design": f"{design} takes {_span(takes.factors, 'factor')}, but the spec compares {len(levels)}"}
     if design == "screen" and len(levels) == 1:  # a screen of one factor takes any number of levels
         return {}
-    said = f"{design} takes {_span(takes.levels, 'level')} of a factor, the baseline's included"
+    said = f"{design} takes {_span(takes.levels, 'level')} of a factor, including the baseline"
     return {field: f"{said}, not {count}" for field, count in levels.items() if count not in takes.levels}
 
 
 def _span(bounds: range, noun: str) -> str:
-    """`1 factor`, `2 to 5 factors`, `3 or more levels`."""
+    """Format a range of counts: `1 factor`, `2 to 5 factors`, `3 or more levels`."""
     least, most = bounds[0], bounds[-1]
     number = f"{least}" if least == most else f"{least} or more" if bounds.stop == _MANY else f"{least} to {most}"
     return f"{number} {noun}{'' if most == 1 else 's'}"

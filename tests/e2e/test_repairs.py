@@ -95,7 +95,7 @@ def test_a_study_goes_on_with_what_the_llm_mended_and_says_so_everywhere(
     desk.configure({"reason": "The key was misspelt.", "files": [{"name": "workflow.py", "content": WORKFLOW}]})
     done = desk.start(str(broken))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the code was mended by LLM some-llm" in done.stderr
+    assert "the code was repaired by LLM some-llm" in done.stderr
     assert f"repeat runs {sandbox().words}" in done.stderr
     shown = desk.researcher("show").stdout
     assert "-            word = {'word': word}['wrod']" in shown
@@ -125,7 +125,7 @@ def test_without_an_llm_the_study_says_where_to_mend_and_resume_takes_it(desk: D
     (broken / "workflow.py").write_text(WORKFLOW)
     done = desk.researcher("resume")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "mended by person" in done.stderr
+    assert "repaired by person" in done.stderr
     assert "a person repaired" in desk.report()
     assert desk.researcher("verify").returncode == 0
 

@@ -105,7 +105,7 @@ def test_an_amendment_that_changes_nothing_is_refused(home: Path) -> None:
     study = at_gate(found.store)
     amend(found.store, study, Amendment(seeds=4, wall_s=9999.0), because="more", by="ada")
     for same in (Amendment(seeds=4), Amendment(wall_s=9999.0), Amendment(seeds=4, wall_s=9999.0)):
-        with pytest.raises(WrongState, match=r"\(version 2\) says that already: .*; nothing was amended"):
+        with pytest.raises(WrongState, match=r"\(version 2\) already says so: .*; nothing was amended"):
             amend(found.store, study, same, because="again", by="ada")
     assert found.store.plans.get(study).version == 2
     found.store.close()
@@ -170,6 +170,6 @@ def test_an_amendment_that_runs_out_of_seeds_is_refused(home: Path, capsys: pyte
     late = tuple(stage.model_copy(update={"first_seed": 2**31 - 10}) for stage in plan.stages)
     study = at_gate(found.store, plan=plan.model_copy(update={"stages": late}))
     assert main(["amend", study, "--seeds", "11", "--budget", "8h", "--because", "more"]) == 2
-    assert "seeds go up to 2147483647" in capsys.readouterr().err
+    assert "the largest seed is 2147483647" in capsys.readouterr().err
     assert found.store.plans.get(study).version == 1
     found.store.close()

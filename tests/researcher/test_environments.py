@@ -84,7 +84,7 @@ def test_a_plan_that_skips_held_out_tasks_needs_all_of_those_after_them(folder: 
     plan = planned(folder, heldout_from=6, heldout_tasks=4)
     assert check_tasks(plan, with_code(folder, SOUND), sys.executable) == plan
     few = SOUND.replace("[:count]", "[: min(count, 9 if split == 'heldout' else 500)]")
-    with pytest.raises(PlanningRefused, match="has 9 held-out tasks, and 10 are needed"):
+    with pytest.raises(PlanningRefused, match="has 9 held-out tasks, but 10 are needed"):
         check_tasks(plan, with_code(folder, few), sys.executable)
     assert count_heldout(plan, with_code(folder, few), sys.executable, 100) == 9
 
@@ -109,7 +109,7 @@ def test_tasks_that_change_with_their_number_cannot_be_left_to_others(folder: Pa
         ("return [Task", "raise ValueError('data, line 3: is not JSON')\n    return [Task", "repeat: data, line 3: is not JSON"),
         ("return [Task", "1 / 0\n    return [Task", "ZeroDivisionError: division by zero"),
         ("return [Task", "raise KeyError('one', 'two') from Exception('a\\nb')\n    return [Task", "KeyError: ('one', 'two')"),
-        ("return [Task", "raise RuntimeError('first\\nsecond')\n    return [Task", "drawn: RuntimeError: first File"),
+        ("return [Task", "raise RuntimeError('first\\nsecond')\n    return [Task", "lists its tasks: RuntimeError: first File"),
         ("async def rollout", "def rollout", "must be `async def rollout"),
         ("from swarm.client import Task", "import no_such_module", "No module named 'no_such_module'"),
         ("syllables=2", "vowels=2", "unexpected keyword argument 'syllables'"),

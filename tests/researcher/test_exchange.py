@@ -88,7 +88,7 @@ def test_blank_lines_and_repeated_lines_are_nothing() -> None:
         (a_line(at=1e18), "at:"),
         (a_line(at=-1e15), "at:"),
         ("[]", "no JSON object"),
-        ("{", "no JSON object on one line"),
+        ("{", "not a JSON object on one line"),
         (a_line().replace("0.3,", "NaN,", 1), "NaN is not a number"),
         ("[" * 100_000, "no JSON object"),
     ],
@@ -108,5 +108,5 @@ def test_every_wrong_line_is_named_up_to_a_number() -> None:
 
 
 def test_one_id_that_says_two_things_is_refused() -> None:
-    with pytest.raises(FindingsRefused, match="line 2: st-1/H1 says something else than in line 1"):
+    with pytest.raises(FindingsRefused, match="line 2: st-1/H1 differs from line 1"):
         read(f"{a_line()}\n{a_line(margin=0.2)}", at=1.0)

@@ -344,9 +344,9 @@ async def test_an_llm_writes_it_once_though_the_campaign_dies_after_its_answer(t
 @pytest.mark.parametrize(
     ("answers", "fields", "words"),
     [
-        ((completion("I would rather not."),), {}, "wrote no instrument that passes the checks, in 3 answers"),
+        ((completion("I would rather not."),), {}, "gave 3 answers, but no instrument that passes the checks"),
         ((said(written()),), {"factors": ["learning_rate", "digits"]}, ""),
-        ((said(written()),), {"budget": {"trials": 90, "llm_tokens": 50}}, "past the cap of 50 tokens"),
+        ((said(written()),), {"budget": {"trials": 90, "llm_tokens": 50}}, "exceed the limit of 50 tokens"),
     ],
 )
 async def test_what_does_not_hold_or_cannot_be_paid_for_is_not_written(

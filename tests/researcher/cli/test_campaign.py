@@ -83,7 +83,7 @@ def said(capsys: Capture, code: int, *words: str) -> Any:
             "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nnotify: [NOWHERE]\n",
             "RESEARCHER_NOTIFY_NOWHERE",
         ),
-        ("- a list\n", "holds no keys"),
+        ("- a list\n", "has no keys"),
     ],
 )
 def test_a_goal_that_cannot_be_pursued_is_refused_with_what_to_change(
@@ -118,8 +118,8 @@ def test_a_dry_run_says_first_that_the_echo_engine_trains_nothing(
     dry = ["campaign", "start", str(file), "--dry-run"]
     assert main([*dry, "--engine", "echo"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("engine      echo: no model is trained, so that nothing it finds is a result")
-    assert ("the price below is of real trials" in first) is (strategist == "builtin")
+    assert first.startswith("engine      echo: no model is trained, so nothing it finds is a result")
+    assert ("the price below is for real trials" in first) is (strategist == "builtin")
     assert second == "goal: better"
     assert main(dry) == 0
     assert capsys.readouterr().out.startswith("goal: better\n")

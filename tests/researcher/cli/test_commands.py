@@ -181,7 +181,7 @@ def test_what_writing_an_instrument_cost_counts_against_the_cap_of_its_planning(
     for name, value in (("MODEL", "m"), ("API_KEY", "k"), ("BASE_URL", "http://127.0.0.1:9"), ("PATIENCE_S", "0")):
         monkeypatch.setenv(f"RESEARCHER_LLM_{name}", value)
     assert main(["start", "--topic", TOPIC, "--dry-run", "--instrument", "new"]) == USAGE
-    assert "the next question could go past the cap of 200000 tokens" in capsys.readouterr().err
+    assert "the next request could exceed the limit of 200000 tokens" in capsys.readouterr().err
 
 
 def test_a_budget_that_pays_for_nothing_ends_with_the_code_for_budgets_and_says_what_it_was(
@@ -201,7 +201,7 @@ def test_seeds_that_no_run_takes_are_refused_beforehand(capsys: pytest.CaptureFi
     capsys.readouterr()
     assert main([*command, str(2**31 - 4)]) == USAGE
     said = capsys.readouterr().err
-    assert "seeds go up to 2147483647" in said
+    assert "the largest seed is 2147483647" in said
     assert "--first-seed 2147483643 or less" in said
 
 
@@ -842,7 +842,7 @@ def test_what_is_asked_of_a_study_that_asks_nothing_says_how_it_is(capsys: pytes
     study = shown_planned(found.store)
     found.store.studies.set_status(study, StudyStatus.WAITING, "paused on request")
     assert main(["approve", study]) == FAILED
-    assert f"{study} asks nothing that could be answered: it is waiting (paused on request)" in capsys.readouterr().err
+    assert f"{study} is not waiting for an answer: it is waiting (paused on request)" in capsys.readouterr().err
     assert main(["amend", study, "--seeds", "2..3", "--because", "more"]) == USAGE
     assert "fixed number of seeds per arm; write --seeds 3" in capsys.readouterr().err
     assert main(["resume", "nonesuch"]) == FAILED
@@ -852,7 +852,7 @@ def test_what_is_asked_of_a_study_that_asks_nothing_says_how_it_is(capsys: pytes
 
 def test_a_question_in_place_of_a_file_is_told_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["start", "does lr matter"]) == USAGE
-    assert "if it is a question, write --topic before it: --topic 'does lr matter'" in capsys.readouterr().err
+    assert "if this is a question, put --topic before it: --topic 'does lr matter'" in capsys.readouterr().err
     assert main(["draft", "--instrument", "arithmetic", "--vary", "kl=0,0.1", "--budget", "15m"]) == 0
     assert "wall: 15m" in capsys.readouterr().out
 

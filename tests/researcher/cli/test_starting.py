@@ -170,7 +170,7 @@ def test_the_first_level_is_the_baseline_and_the_plan_says_so(file: Path, capsys
         (["study.yaml", "--topic", "x"], "a study file and --topic both state the question"),
         (["nope.yaml"], "nope.yaml cannot be read: No such file or directory"),
         (["--instrument", "new", "--vary", "kl=0,0.1"], "--instrument new needs --topic"),
-        (["study.yaml", "--seeds", "many"], "--seeds 'many' is not a number of seeds; write 3, or 3..8"),
+        (["study.yaml", "--seeds", "many"], "--seeds 'many' is not a number of seeds; write a number such as 3, or a range"),
         (["study.yaml", "--window", "night"], "night"),
     ],
 )
@@ -310,7 +310,7 @@ def test_a_topic_that_asks_for_the_echo_engine_says_that_it_is_an_option(tmp_pat
     assert main(["start", *asked, "--engine", "echo", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "engine      echo: no model is trained" in said
-    assert "the price below is of real trials" in said
+    assert "the price below is for real trials" in said
     assert "echo" not in said.split("\n", 2)[1]
 
 

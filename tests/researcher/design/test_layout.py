@@ -151,10 +151,10 @@ def test_a_second_comparison_has_fresh_seeds_under_any_budget(more: dict[str, An
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"compare": {"algorithm": {"levels": ["rloo"]}}, "fine": 3}, "^fine: algorithm has no levels between those"),
-        ({"compare": {"group_size": {"levels": [7, 8]}}, "fine": 3}, "^fine: group_size has no levels between those"),
-        ({"compare": {"algorithm": {"levels": ["rloo"]}}, "design": "balance"}, "^design: .* levels of one number"),
-        ({"compare": SIZES, "design": "balance", "metric": "wall_s"}, "^design: a balance sets a gain against a cost"),
+        ({"compare": {"algorithm": {"levels": ["rloo"]}}, "fine": 3}, "^fine: algorithm has no values between the compared levels"),
+        ({"compare": {"group_size": {"levels": [7, 8]}}, "fine": 3}, "^fine: group_size has no values between the compared levels"),
+        ({"compare": {"algorithm": {"levels": ["rloo"]}}, "design": "balance"}, "^design: .* numeric levels of a factor"),
+        ({"compare": SIZES, "design": "balance", "metric": "wall_s"}, "^design: a balance weighs a gain against a cost"),
     ],
 )  # fmt: skip
 def test_what_a_layout_cannot_have_is_refused_by_its_field(fields: dict[str, Any], why: str) -> None:

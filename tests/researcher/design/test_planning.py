@@ -211,8 +211,8 @@ def test_a_clip_range_is_the_same_below_and_above() -> None:
         ({"compare": compare("lr", 1, 2)}, r"^compare\.lr: .* did you mean learning_rate\?"),
         ({"set": {"group_siz": 4}}, r"^set\.group_siz: .* did you mean group_size\?"),
         ({"set": {"group_size": 1}}, r"^set\.group_size: group_size goes from 2 to .*; 1 lies outside"),
-        ({"set": {"steps": 8}}, r"^set\.steps: the length of a trial is `steps: N`"),
-        ({"set": {"algorithm": "grop"}}, r"^set\.algorithm: algorithm is one of grpo, .* not grop"),
+        ({"set": {"steps": 8}}, r"^set\.steps: set the length of a trial with the top-level field `steps: N`"),
+        ({"set": {"algorithm": "grop"}}, r"^set\.algorithm: algorithm must be one of grpo, .* not grop"),
         ({"metric": "acuracy"}, r"^metric: arithmetic has no metric 'acuracy'; did you mean heldout_accuracy\?"),
         ({"metric": "entropy"}, "^metric: arithmetic has no metric for entropy; it is only a factor"),
         ({"secondary": ["wal_s"]}, r"^secondary: .* did you mean wall_s\?"),
@@ -227,7 +227,7 @@ def test_a_clip_range_is_the_same_below_and_above() -> None:
         ({"evaluate_on": ["arithmetic"]}, "^evaluate_on: arithmetic is the study's own instrument"),
         ({"evaluate_on": ["countdown", "countdown"]}, "^evaluate_on: .* named twice"),
         ({"evaluate_on": ["team"]}, "^evaluate_on: team takes several models"),
-        ({"evaluate_on": [str(KITCHEN.path)]}, "^evaluate_on: name the instrument, not its folder"),
+        ({"evaluate_on": [str(KITCHEN.path)]}, "^evaluate_on: give the instrument's name .kitchen.*, not its folder"),
         ({"start_from": "st-1/k"}, "^start_from: there are no studies here yet"),
         ({"start_from": "st-1/k", "model": "smollm2-81m"}, "^start_from: all arms start from the weights of st-1/k"),
         ({"arms": {"a": {}, "b": {"learning_rate": -1.0}}}, r"^arms\.b\.learning_rate: "),
@@ -292,6 +292,6 @@ def test_arms_whose_settings_do_nothing_are_refused_or_given_what_they_need() ->
 
 @pytest.mark.parametrize("metric", ["heldout_accuracy", "heldout_reward", "final_reward", "auc_reward"])
 def test_a_margin_that_no_accuracy_and_no_bounded_reward_can_exceed_is_refused(metric: str) -> None:
-    with pytest.raises(PlanningRefused, match=f"margin: {metric} moves by less than 1"):
+    with pytest.raises(PlanningRefused, match=f"margin: {metric} can differ by at most 1"):
         planned(metric=metric, claim="equal", margin=5)
     assert planned(KITCHEN, compare=compare("hints", "off", "on"), metric="auc_reward", margin=5).hypotheses

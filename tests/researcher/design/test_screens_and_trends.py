@@ -77,7 +77,7 @@ def test_seeds_budget_and_models_are_as_the_spec_says() -> None:
     assert {model.name for model in plan.models} == {"lab/one", "lab/two"}
     [more] = with_seeds(plan.stages, 5)
     assert (more.seeds, more.max_seeds) == (5, 5)
-    with pytest.raises(PlanningRefused, match="8 trials are the least, and 7 are given"):
+    with pytest.raises(PlanningRefused, match="the study needs at least 8 trials, but the budget is 7"):
         screen(budget={"trials": 7})
 
 
@@ -163,7 +163,7 @@ def test_without_a_direction_the_statement_says_so(claim: str, said: str) -> Non
 
 
 def test_levels_that_are_no_numbers_make_no_trend() -> None:
-    with pytest.raises(PlanningRefused, match="needs 3 or more levels of one number, and model has none"):
+    with pytest.raises(PlanningRefused, match="needs at least 3 numeric levels of a factor, and model has none"):
         trend(compare={}, model=["lab/a", "lab/b", "lab/c"])
 
 
@@ -173,5 +173,5 @@ def test_zero_is_refused_on_a_log_scale() -> None:
     with_zero = dataclasses.replace(
         SIMULATION, instrument=SIMULATION.instrument.model_copy(update={"factors": factors})
     )
-    with pytest.raises(PlanningRefused, match="0 has no place on the log scale of learning_rate"):
+    with pytest.raises(PlanningRefused, match="0 is not on the log scale of learning_rate"):
         trend(with_zero, compare={"learning_rate": {"levels": [0, 1e-5, 2e-5]}})

@@ -134,7 +134,7 @@ def test_models_are_kept_whole_or_their_servers_records_stay(
     [
         ("", "write STUDY/TRIAL"),
         (f"{ARMS[0]}-seed0", "was not kept: `researcher resume st-.*` keeps the models"),
-        (f"{ARMS[1]}-seed0", "is failed, and only a finished trial has weights"),
+        (f"{ARMS[1]}-seed0", "is failed, but only a finished trial has weights"),
         (f"{ARMS[0]}-seed1", f"did you mean {ARMS[0]}-seed0"),
     ],
 )

@@ -51,7 +51,7 @@ def test_an_instrument_is_opened_by_name_or_by_folder(folder: Path) -> None:
     assert open_instrument(str(folder), {}).instrument.name == "kitchen"
     with pytest.raises(PlanningRefused, match="did you mean 'arithmetic'"):
         open_instrument("arithmetics", {})
-    with pytest.raises(PlanningRefused, match=r"holds no instrument\.toml"):
+    with pytest.raises(PlanningRefused, match=r"contains no instrument\.toml"):
         open_instrument(str(folder.parent), {})
 
 
@@ -111,10 +111,10 @@ def test_a_folder_that_is_named_twice_counts_once_and_one_that_is_missing_is_nam
         ('kind = "final_reward"', 'kind = "heldout_reward"\nwhen = "training"', "before, after or gain"),
         ('kind = "final_reward"', 'kind = "final_reward"\nthreshold = 0.5', "threshold: final_reward has none"),
         ("trial_s = 30.0", "trial_s = 30.0\n[defaults.task]\nhints = true", "default: it is False, but defaults.task has True"),
-        ('model = "tiny', 'reward = [1.0, 0.0]\nmodel = "tiny', "reward: the least reward comes first"),
+        ('model = "tiny', 'reward = [1.0, 0.0]\nmodel = "tiny', "reward: give the lowest reward first"),
         ('name = "hints"', 'name = ["hints"]', "factors.1.name: should be a valid string"),
-        ('aliases = ["hint"]', 'aliases = ["Warm-up"]', "'warm-up' is one of"),
-        ('aliases = ["wall time"]', 'aliases = ["reward"]', "metrics.wall_s.aliases: 'reward' is one of 'final_reward'"),
+        ('aliases = ["hint"]', 'aliases = ["Warm-up"]', "'warm-up' is already an alias of"),
+        ('aliases = ["wall time"]', 'aliases = ["reward"]', "metrics.wall_s.aliases: 'reward' is already an alias of 'final_reward'"),
         ('workflow = "workflow.py"', 'workflow = "flow.py"', "no file 'flow.py'"),
         ('name = "kitchen"', "name = kitchen", "not valid TOML"),
     ],

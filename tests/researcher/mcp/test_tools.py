@@ -198,7 +198,7 @@ async def test_refusals_name_tools_and_leave_a_persons_commands(home: Home) -> N
         assert "begin with `draft`" in await agent.refused("status")
         await agent.told("start", study=SMALL)
         assert "has an id that begins with 'st-zz'; `studies` shows all" in await agent.refused("status", study="st-zz")
-        assert (await agent.refused("price", study="- a")).endswith("it holds no keys; `draft` writes one")
+        assert (await agent.refused("price", study="- a")).endswith("it has no keys; `draft` writes one")
         small = await agent.refused("price", study=STUDY + "budget: {wall: 2m}\n")
         assert "give a budget of 6m" in small
         assert "--budget" not in small

@@ -140,8 +140,8 @@ def test_what_changed_and_was_no_failure_is_found() -> None:
     assert "none ended before" in compare(rehearsal(None), rehearsal())
     for other, why in (
         (rehearsal(0.5), "keep all rewards"),
-        (rehearsal(asked="b"), "other prompts"),
-        (rehearsal(task="u"), "other train tasks"),
+        (rehearsal(asked="b"), "the prompts of"),
+        (rehearsal(task="u"), "train tasks differ"),
     ):
         with pytest.raises(Unfit, match=why):
             compare(rehearsal(), other)
@@ -159,11 +159,11 @@ def test_an_episode_that_failed_may_not_be_worth_more_than_the_worst_that_ended(
 
     half = rehearsal(0.5, None, 0.1, 1.0)
     assert "the 1 that had failed" in compare(half, rehearsal(0.5, 0.5, 0.1, 1.0))
-    with pytest.raises(Unfit, match=r"task 't' failed before and is now rewarded 1; .* more than 0\.5"):
+    with pytest.raises(Unfit, match=r"task 't' failed before and now gets the reward 1; .* more than 0\.5"):
         compare(half, rehearsal(0.5, 1.0, 0.1, 1.0))
     whole_task = rehearsal(0.5, 0.2, None, None)
     compare(whole_task, rehearsal(0.5, 0.2, 0.2, 0.0))
-    with pytest.raises(Unfit, match=r"task 'u' failed before and is now rewarded 0\.5; .* more than 0\.2"):
+    with pytest.raises(Unfit, match=r"task 'u' failed before and now gets the reward 0\.5; .* more than 0\.2"):
         compare(whole_task, rehearsal(0.5, 0.2, 0.5, 0.0))
     assert "none ended before" in compare(rehearsal(None, None, None, None), rehearsal(1.0, 0.0, 1.0, 0.0))
 

@@ -108,14 +108,14 @@ async def test_answers_that_cannot_be_used_are_told_so_and_the_next_is_taken(mak
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (completion("I would rather not."), "no whole JSON object"),
+        (completion("I would rather not."), "no complete JSON object"),
         (mended("def tasks(:\n"), "does not parse"),
         (mended(WORKFLOW, name="/etc/passwd"), "not a file of the instrument"),
         (mended("name = 'other'\n", name="instrument.toml"), "may not be changed"),
         (mended(NINTH_TASK), "nothing was changed"),
-        (mended(WORKFLOW.replace("async def rollout(episode", "async def rollout(game")), "has to stay as it is"),
+        (mended(WORKFLOW.replace("async def rollout(episode", "async def rollout(game")), "must stay as it is"),
         (mended(WORKFLOW.replace("reward=float(right)", "reward=1.0")), "keep all rewards"),
-        (mended(WORKFLOW.replace("Repeat this word", "Say this word")), "other prompts than before"),
+        (mended(WORKFLOW.replace("Repeat this word", "Say this word")), "the prompts of"),
         (mended(WORKFLOW.replace("answer.raise_for_status()", "raise OSError('no')")), "failed"),
     ],
 )
@@ -200,7 +200,7 @@ async def test_where_the_failed_tasks_cannot_be_drawn_the_others_are_compared(ma
     repairer = study.repairer()
     await repairer.mend(replace(study.case(repairer), tasks=("lost",)))
     assert study.llm is not None
-    assert "other prompts than before" in study.llm.asked[1]["messages"][-1]["content"]
+    assert "the prompts of" in study.llm.asked[1]["messages"][-1]["content"]
 
 
 @pytest.mark.campaign
@@ -211,12 +211,12 @@ async def test_repairs_end_with_their_budget_and_the_trial_with_clear_words(make
     async with study.pool() as pool:
         [failed] = await study.run(pool, study.trials())
     assert (failed.status, failed.attempt) == (TrialStatus.FAILED, 1)
-    assert "its 2 repairs did not help" in str(failed.reason)
+    assert "used all of its 2 repairs" in str(failed.reason)
     assert len(study.store.journal.repairs(study.study)) == 2
 
     study.limits = RepairLimits(per_study=2, answers=1)
     repairer = study.repairer()
-    with pytest.raises(Unmended, match="2 repairs are used up"):
+    with pytest.raises(Unmended, match="study has used all of its 2 repairs"):
         await repairer.mend(study.case(repairer, seed=1))
     assert study.llm is not None
     assert len(study.llm.asked) == 2

@@ -40,7 +40,7 @@ async def test_an_instrument_that_holds_is_kept_and_marked(tmp_path: Path) -> No
     assert set(os.listdir(found.path)) == {"instrument.toml", "workflow.py", "reward.py"}
     assert os.listdir(tmp_path) == [found.path.name]
     assert TOPIC in llm.asked[0]["messages"][1]["content"]
-    assert "no whole JSON object" in llm.asked[1]["messages"][-1]["content"]
+    assert "no complete JSON object" in llm.asked[1]["messages"][-1]["content"]
 
 
 async def test_a_factor_of_its_own_can_be_asked_about(tmp_path: Path) -> None:
@@ -58,11 +58,11 @@ async def test_a_factor_of_its_own_can_be_asked_about(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (written(WITH_LENGTH.replace("repeat=parts", "repeat=2"), factors=[LENGTH]), "'parts' changes nothing: with 1"),
+        (written(WITH_LENGTH.replace("repeat=parts", "repeat=2"), factors=[LENGTH]), "'parts' changes nothing: at 1"),
         (written(factors=[LENGTH]), "unexpected keyword argument 'parts'"),
         (written(WITH_LENGTH.replace("repeat=parts", "repeat=2 // (3 - parts)"), factors=[LENGTH]), "with parts=3: it"),
-        (written(WITH_LENGTH, factors=[{**LENGTH, "name": "group_size"}]), "every run can vary group_size already"),
-        (written(WITH_LENGTH, factors=[{**LENGTH, "high": None}]), "a number needs bounds"),
+        (written(WITH_LENGTH, factors=[{**LENGTH, "name": "group_size"}]), "every study can already vary group_size"),
+        (written(WITH_LENGTH, factors=[{**LENGTH, "high": None}]), "a numeric factor needs bounds"),
         (written(WORKFLOW.replace("else seed)", "else None)")), "called again with the same seed"),
         (written(reward="def score(answer, right):\n    return 0.0\n"), "right > wrong >= empty"),
         (written(reward="def score(answer, right):\n    return float(not answer)\n"), "right > wrong >= empty"),
@@ -70,8 +70,8 @@ async def test_a_factor_of_its_own_can_be_asked_about(tmp_path: Path) -> None:
         (written(reward="def score(answer:\n"), "reward.py:1: does not parse"),
         (written(WORKFLOW.replace("def examples", "def samples")), "no function 'examples'"),
         (written(WORKFLOW.replace('"wrong": "zzz", ', "")), "lack wrong"),
-        (written(WORKFLOW.replace('"heldout" if split == "heldout" else seed', "seed")), "differ with the seed"),
-        (written(WORKFLOW.replace('== (split == "heldout")]', "in (True, False)]")), "among the train tasks"),
+        (written(WORKFLOW.replace('"heldout" if split == "heldout" else seed', "seed")), "changes with the seed"),
+        (written(WORKFLOW.replace('== (split == "heldout")]', "in (True, False)]")), "also training tasks"),
         (written(name="Not A Name"), "name"),
         (written(WORKFLOW.replace("_clients = {}", "_clients = {}\nopen('/etc/shadow').read()")), "Error"),
         (written(WORKFLOW.replace("_clients = {}", "import os\n_clients = {}\nos.fork()")), "PermissionError"),

@@ -62,14 +62,14 @@ def test_arms_settings_and_seeds_are_read() -> None:
 @pytest.mark.parametrize(
     ("read", "given", "says"),
     [
-        (lambda text: vary_of([text]), "lr", "--vary 'lr' is not a setting; write --vary FACTOR=A,B"),
+        (lambda text: vary_of([text]), "lr", "--vary 'lr' is not valid; write --vary FACTOR=A,B"),
         (lambda text: vary_of([text]), "lr=1,,2", "has an empty level"),
         (lambda text: vary_of([text, text]), "lr=1", "--vary lr is given twice"),
         (lambda text: arms_of([text]), "kl=1", "has no colon; write --arm NAME:FACTOR=LEVEL"),
         (lambda text: arms_of([text, text]), "a:kl=1", "is given twice"),
-        (lambda text: arms_of([text]), "a:kl", "--arm 'kl' is not a setting"),
-        (lambda text: settings_of("--set", [text]), "kl=", "--set 'kl=' is not a setting; write --set FACTOR=LEVEL"),
-        (seeds_of, "3-8", "--seeds '3-8' is not a number of seeds; write 3, or 3..8"),
+        (lambda text: arms_of([text]), "a:kl", "--arm 'kl' is not valid"),
+        (lambda text: settings_of("--set", [text]), "kl=", "--set 'kl=' is not valid; write --set FACTOR=LEVEL"),
+        (seeds_of, "3-8", "--seeds '3-8' is not a number of seeds; write a number such as 3, or a range such as 3..8"),
         (seeds_of, "-1", "is not a number of seeds"),
     ],
 )

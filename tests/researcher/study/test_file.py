@@ -108,9 +108,9 @@ def problems(tmp_path: Path, text: str, name: str = "study.yaml") -> tuple[str, 
         ("baseline:", "base_line:", ["study.yaml:5: compare.learning_rate.base_line: unknown field"], "compare.learning_rate.baseline"),
         ("schedule:", "shedule:", ["study.yaml:9: shedule: unknown field (did you mean 'schedule'?)"], "schedule"),
         ("[22:00-07:00]", "22", ["study.yaml:9: schedule.windows: "], None),
-        ("  name: no\n", "  hints: off\n", ["study.yaml:8: set.hints stands twice; the first is in line 7"], None),
+        ("  name: no\n", "  hints: off\n", ["study.yaml:8: set.hints is given twice; first in line 7"], None),
         ("schedule: {", "schedule: {{", ["study.yaml:", "this is not YAML"], None),
-        (YAML, "", ["is not a study file: it holds no keys"], None),
+        (YAML, "", ["is not a study file: it has no keys"], None),
         (YAML, "- a\n- b\n", ["is not a study file"], None),
     ],
 )  # fmt: skip
@@ -139,7 +139,7 @@ def test_the_file_of_an_instrument_is_no_study_file(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    for name, says in (("nope.yaml", "No such file"), ("binary.yaml", "is not text in UTF-8"), (".", "Is a directory")):
+    for name, says in (("nope.yaml", "No such file"), ("binary.yaml", "is not a UTF-8 text file"), (".", "Is a directory")):
         with pytest.raises(PlanningRefused, match=says):
             read_study_file(tmp_path / name)
 
@@ -172,5 +172,5 @@ def test_all_fields_that_are_wrong_are_named_at_once(changes: dict[str, Any], fi
 
 def test_every_key_that_stands_twice_is_named(tmp_path: Path) -> None:
     said, _ = problems(tmp_path, "question: a\nquestion: b\nset: {kl: 0, kl: 1, 3: 4}\n")
-    assert said.count("stands twice") == 2
+    assert said.count("is given twice") == 2
     assert "study.yaml:3: 3 is not a string" in said

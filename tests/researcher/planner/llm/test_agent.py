@@ -117,7 +117,7 @@ async def test_what_options_have_fixed_holds_whatever_topic_and_llm_say() -> Non
         (proposed(instrument="arithmetics"), "no instrument is called 'arithmetics'; did you mean 'arithmetic'?"),
         (proposed(seed=3), "seed: unknown field (did you mean 'seeds'?)"),
         (proposed(budget={"wall": "1m"}), "give a budget of"),
-        (proposed(model="Qwen/Qwen3-4B"), "'Qwen/Qwen3-4B' does not stand in the topic as it is"),
+        (proposed(model="Qwen/Qwen3-4B"), "'Qwen/Qwen3-4B' is not in the topic"),
         (proposed({**SENSIBLE, "because": None}), "because"),
         (called(("propose", {"spec": "lr"})), "spec"),
         (called(("propose", '{"spec": {"instrument"')), "the arguments are not a JSON object"),
