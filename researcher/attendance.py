@@ -50,7 +50,7 @@ class Attendance:
         if opening > now:
             return f"{carrier(command=self.command)} at {when(opening)}"
         return (
-            f"{carrier('tries', self.command)} again; see to what it waits for"
+            f"{carrier('tries', self.command)} again; deal with what it waits for"
             if self._stuck
             else carrier(command=self.command)
         )

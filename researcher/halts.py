@@ -22,8 +22,8 @@ _STUDY: dict[Cause, str] = {
     "budget": "its budget is spent",
 }
 _TRIAL: dict[Cause, str] = {
-    "stop": "a stop was asked for",
-    "pause": "a pause was asked for",
+    "stop": "a stop was requested",
+    "pause": "a pause was requested",
     "window": "its window closed",
 }
 

@@ -107,7 +107,7 @@ def plan_of(
                 plan = timed(plan.model_copy(update=wanted), folder.instrument, paces)
     except ValidationError as error:
         problems = [str(problem) for problem in explain(error, Plan)]
-        raise PlanningRefused(f"these settings make no valid plan: {'; '.join(problems)}", problems) from error
+        raise PlanningRefused(f"these settings do not give a valid plan: {'; '.join(problems)}", problems) from error
     refusals.raise_any()
     plan = scored_on(plan, others)
     plan = checked(fitted(plan, folder.instrument, spec, servers=servers))

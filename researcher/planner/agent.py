@@ -72,7 +72,9 @@ class LlmPlanner:
         Raises: PlanningRefused when the LLM cannot be reached, or never gives a readable answer.
         """
         if not request.instruments:
-            raise PlanningRefused("there is no instrument; put one under studies/ or name its folder with --instrument")
+            raise PlanningRefused(
+                "no instrument was found; put one under studies/ or name its folder with --instrument"
+            )
         try:
             return await self._outcome(request)
         except LlmUnusable as error:
@@ -137,7 +139,7 @@ class Topic:
             "instruments": lambda _: instrument_list(request.instruments),
             "instrument": lambda given: _described(str(given.get("name", "")), request.instruments),
             "findings": lambda given: (
-                findings_text(request.known, str(given.get("query", ""))) or "no finding holds these words"
+                findings_text(request.known, str(given.get("query", ""))) or "no finding contains these words"
             ),
             "price": lambda given: _priced(given.get("spec"), request),
         }

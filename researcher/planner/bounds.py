@@ -114,7 +114,7 @@ def lost(
 def invented(spec: StudySpec, instrument: Instrument, said: str) -> list[str]:
     """Return a problem for each model, file, data set or text in the spec that no person named. `said` is everything people wrote."""
     problems = [
-        f"{what} {name!r} is not in the topic, spelled exactly so: only the topic's author may name one"
+        f"{what} {name!r} is not in the topic, spelled exactly so: only the topic's author may name it"
         for what, name in _named_by_people(spec, instrument)
         if not _stands(name, said)
     ]

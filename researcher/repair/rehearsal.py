@@ -122,13 +122,13 @@ async def rehearse(
     with suppress(ValueError):
         return Rehearsal.model_validate_json(found)
     last = redact(words.decode(errors="replace"))[-2000:].strip()
-    raise Unfit(f"its rehearsal ended with code {code} and no result; its last output: {last or 'nothing'}")
+    raise Unfit(f"the rehearsal ended with code {code} and no result; its last output: {last or 'nothing'}")
 
 
 def check(after: Rehearsal) -> None:
     """Check that every episode ended with a reward. Raises: Unfit."""
     if after.error:
-        raise Unfit(f"it cannot be played: {after.error}")
+        raise Unfit(f"the instrument cannot be played: {after.error}")
     for split in ("train", "heldout"):
         if not after.tasks.get(split):
             raise Unfit(f"tasks({split!r}, …) yields no tasks")
@@ -144,7 +144,7 @@ def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
     either.
     """
     if before.error:
-        raise Unfit(f"it cannot be played: {_last_line(before.error)}")
+        raise Unfit(f"the instrument cannot be played: {_last_line(before.error)}")
     for each in before.played:
         if not each.ended and not each.failed_by(fault):
             raise Unfit(
@@ -215,7 +215,7 @@ async def _run(
         async with asyncio.timeout(limit_s):
             return await process.wait()
     except TimeoutError as error:
-        raise Unfit(f"its rehearsal took longer than {limit_s:.0f} s") from error
+        raise Unfit(f"the rehearsal took longer than {limit_s:.0f} s") from error
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -95,7 +95,7 @@ def sandbox() -> Sandbox:
     if why is None:
         words = (
             "in bubblewrap: read-only system, private /tmp, no home, no secrets in the environment, "
-            f"{'no new processes' if filters_calls() else 'new processes of its own'}, no network but a relay to the trial's servers{_addressed()}"
+            f"{'no new processes' if filters_calls() else 'its own process space'}, no network but a relay to the trial's servers{_addressed()}"
         )
         return Sandbox(Mode.BUBBLEWRAP, words)
     return Sandbox(Mode.LIMITS, f"WITHOUT bubblewrap ({why}): {_limited()}")
@@ -198,8 +198,8 @@ def located(python: str) -> tuple[str, Path]:
 def _addressed() -> str:
     """Describe the ports that bubblewrap leaves open for a server given by its IP address."""
     if landlock_version() >= PORTS:
-        return " (one given by its address: its TCP port alone, on any host)"
-    return " (one given by its address: it CAN reach the whole network; give the server by a name)"
+        return " (for a server given by its IP address: only its TCP port, on any host)"
+    return " (a server is given by its IP address, so it CAN reach the whole network; give the server by name)"
 
 
 def _limited() -> str:
@@ -209,7 +209,7 @@ def _limited() -> str:
     if filters_calls():
         held += ", it can start no process"
     if version >= FILES:
-        held += ", the kernel (Landlock) shuts all files but its own and the system's"
+        held += ", the kernel (Landlock) blocks all files but its own and the system's"
     if version >= PORTS:
         return held + " and all TCP ports but the trial's servers' (on any host)"
     open_to = "reach the network" if version >= FILES else "read what you can read, and reach the network"

@@ -215,7 +215,7 @@ class Carrier:
         if owned_resource(study_id).startswith("campaign:"):
             return
         study = self._store.studies.get(study_id)
-        said = "Its worker ends as soon as it is started, again and again."
+        said = "Its worker keeps ending right after each start."
         then = f"`daemon.log` in its folder says why; {study_id} is retried at growing intervals."
         self._store.notices.record(failure_notice(subject_of(study), said, now, then), study.options.notify)
 

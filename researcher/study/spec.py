@@ -113,7 +113,7 @@ def _not_lists(given: Any) -> Any:
         for name, levels in given.items():
             if isinstance(levels, list | tuple):
                 shown = ", ".join(map(str, levels))
-                raise ValueError(f"{name} needs its levels by name: `{name}: {{levels: [{shown}]}}`")
+                raise ValueError(f"give the levels of {name} under `levels`: `{name}: {{levels: [{shown}]}}`")
     return given
 
 

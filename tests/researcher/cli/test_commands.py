@@ -896,7 +896,7 @@ def test_only_what_a_person_has_to_see_to_waits_by_its_exit_code_beside_a_daemon
     with only_daemon():
         assert main(["status", study]) == (WAITING if rests in ("gate", "paused", "stuck") else 0)
         said = capsys.readouterr().out
-        assert ("see to what it waits for" in said) == (rests == "stuck")
+        assert ("deal with what it waits for" in said) == (rests == "stuck")
         assert "no daemon runs here" not in said
     assert main(["status", study]) == WAITING
     store.close()

@@ -738,7 +738,7 @@ async def test_nights_between_an_interruption_a_pause_and_their_ends_are_no_time
     assert resumed.ended_at is not None
     assert resumed.ended_at - resumed.started_at > 2 * 36_000
     assert 0 < took(lab, resumed) < time.monotonic() - began
-    assert [each["because"] for each in told(lab, "trial_paused")] == ["interrupted", "a pause was asked for"]
+    assert [each["because"] for each in told(lab, "trial_paused")] == ["interrupted", "a pause was requested"]
     assert len(told(lab, "trial_continued")) == 2
     left = [seen.left_s for seen in lab.seen if seen.key == whole.key and seen.step == 0]
     assert left[0] == pytest.approx(took(lab, resumed))

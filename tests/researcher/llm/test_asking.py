@@ -33,14 +33,14 @@ async def test_all_who_ask_for_one_study_share_its_purse_with_calls_that_are_und
     question: dict[str, Any] = {"messages": []}
     first = asyncio.ensure_future(one.ask("first", question))
     await asking.wait()
-    with pytest.raises(LlmUnusable, match="cap of 1000 tokens"):
+    with pytest.raises(LlmUnusable, match="limit of 1000 tokens"):
         await other.ask("second", question)
     answered.set()
     await first
     for _ in range(3):
         await other.ask("second", question)
     assert purse == Purse(tokens=400) == Purse.of(calls)
-    with pytest.raises(LlmUnusable, match="cap of 1000 tokens"):
+    with pytest.raises(LlmUnusable, match="limit of 1000 tokens"):
         await one.ask("third", question)
 
 
