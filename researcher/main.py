@@ -66,7 +66,7 @@ def parser() -> Parser:
     notify = commands.add_parser(
         "notify",
         help="test whether notices arrive",
-        description="Send a test notice to a service, whose apprise URL is in RESEARCHER_NOTIFY_NAME.",
+        description="Send a test notice to the service whose apprise URL is in RESEARCHER_NOTIFY_NAME.",
     )
     notify.add_argument("name", metavar="NAME", help="as in a study file's `notify`, such as SLACK")
     _json(notify)
@@ -150,7 +150,7 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     _add_file(calibrate)
     _add_arms(
-        calibrate.add_argument_group("the study", "each option sets the field of the study file that has its name")
+        calibrate.add_argument_group("the study", "each option sets the field of the same name in the study file")
     )
     calibrate.set_defaults(
         **dict.fromkeys(("secondary", "window", "answer"), ()),
@@ -285,7 +285,7 @@ def _add_spec(command: Parser) -> None:
     """Add the source of the question, and the options for fields of the spec."""
     _add_file(command)
     _add_topic(command)
-    spec = command.add_argument_group("the study", "each option sets the field of the study file that has its name")
+    spec = command.add_argument_group("the study", "each option sets the field of the same name in the study file")
     _add_arms(spec)
     spec.add_argument("--metric", metavar="NAME", help="what decides (default: the instrument's)")
     spec.add_argument(

@@ -172,9 +172,9 @@ def _hash(text: str) -> str:
 def hypotheses_of(question: Question, arms: Sequence[Arm], between: Sequence[Arm] = ()) -> tuple[Hypothesis, ...]:
     """Return one hypothesis for each treatment against the baseline.
 
-    Some designs differ. Crossed factors: main effects and two-factor interactions. Screened factors: main effects only. Balance:
-    each level against the next smaller one. Trend: the change over all levels. `between` are the arms of a fine stage, which are
-    treatments too.
+    Exceptions: crossed factors have main effects and two-factor interactions, screened factors only main effects. A balance
+    compares each level with the next smaller one. A trend tests the change over all levels. `between` are the arms of a fine stage,
+    which are treatments too.
     """
     usual = {
         "metric": question.metric.name,

@@ -262,8 +262,8 @@ def _played(plan: Plan, arm: Arm) -> float:
 
 
 def _episodes_of(plan: Plan, arm: Arm) -> tuple[float, float, float]:
-    """Return three numbers of episodes of one of this arm's trials: trained ones; those before and after training; and those of
-    interim evaluations and other instruments.
+    """Count the episodes of one trial of this arm: trained ones, those before and after training, and those of interim evaluations
+    and other instruments.
     """
     trained = plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm))
     around = 2 * plan.heldout_tasks * plan.heldout_episodes

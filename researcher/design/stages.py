@@ -35,7 +35,8 @@ def stage(name: str, kind: StageKind, arms: Iterable[str], seeds: Seeds, **more:
 
 
 def compared(arms: Sequence[str], noisy: str, seeds: Seeds, looks: int, alpha: float) -> tuple[Stage, ...]:
-    """Return a noise floor on one of the arms, then all arms on at least the same seeds, with one or more looks.
+    """Return the stages of a comparison: a noise floor on one arm, then all arms on the same seeds and more, with one or more
+    looks.
 
     `alpha` is the total over all looks.
     """
@@ -65,8 +66,8 @@ def spending(shares: Sequence[float], alpha: float) -> list[float]:
 def raced(
     treatments: Sequence[str], between: Sequence[str], baseline: str, seeds: Seeds, fine: int, *, racing: bool
 ) -> tuple[Stage, ...]:
-    """Return the rungs of a race, each with half the arms and twice the seeds; a fine stage if requested; and the confirmation of
-    the best arm.
+    """Return the stages of a race: rungs with half the arms and twice the seeds each, a fine stage if requested, and the
+    confirmation of the best arm.
 
     If treatments do not race, all of them are compared first, and the confirmation tests the best fine arm. Optuna picks from the
     arms `between`. The confirmation uses fresh seeds.
@@ -90,10 +91,11 @@ def raced(
 
 
 def in_sequence(question: Question, seeds: Seeds) -> tuple[Stage, ...]:
-    """Return the first comparison, and one comparison of the second factor for each level of the first; only one of these runs.
+    """Return the stages of a sequence: the first comparison, then one of the second factor for each level of the first. Only one of
+    these runs.
 
-    All of its arms run on fresh seeds, even the arm that ran in the first comparison. That arm was chosen because it looked best on
-    its seeds: on the same seeds again, it would look too good, and the second factor's other levels too bad.
+    All arms of the second comparison run on fresh seeds, even the arm that ran in the first comparison. That arm was chosen because
+    it looked best on its seeds: on the same seeds again, it would look too good, and the second factor's other levels too bad.
     """
     first, *following = [tuple(arm.name for arm in arms) for _, arms in groups_of(question)]
     one, second = question.varied

@@ -19,8 +19,8 @@ class TopicRequest:
 
     `topic` is prose, treated as data. `given` holds spec fields fixed by options, which overrule the topic. `instruments` are the
     ones to choose from. `known` are findings of earlier studies, and `paces` the speeds of their trials on these servers. `servers`
-    is the number of servers. `kept` looks up models that earlier trials trained and kept. `answers` are a person's answers to the
-    planner's questions.
+    is the number of servers to plan for. `kept` looks up models that earlier trials trained and kept. `answers` are a person's
+    answers to the planner's questions.
     """
 
     topic: str

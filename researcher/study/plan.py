@@ -339,7 +339,7 @@ class Plan(StrictModel):
     trial_s: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
     """Expected wall time of the longest trial, from which time limits are derived. None: unknown."""
     trial_s_measured: Annotated[str | None, Field(exclude_if=_is_unset)] = None
-    """The study whose trials measured `trial_s` on the same servers, after `3 steps of` for a calibration. None: the instrument's
+    """The study that measured `trial_s` on the same servers, as `3 steps of STUDY` if it was a calibration. None: the instrument's
     estimate.
     """
     trial_tokens: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None

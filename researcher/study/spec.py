@@ -24,8 +24,8 @@ _MANY = 1000
 
 
 class Design(NamedTuple):
-    """What a design allows: the number of factors, the number of levels per factor with the baseline, and arms, looks or a fine
-    stage.
+    """What a design allows: the numbers of factors and of levels per factor (baseline included), and whether it may have arms,
+    looks or a fine stage.
     """
 
     factors: range = range(1, 2)

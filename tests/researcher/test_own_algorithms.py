@@ -61,7 +61,11 @@ def test_a_plan_holds_the_text_and_its_hash_changes_with_it(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("level", "said"),
-    [("mine.py:advntage", "did you mean 'advantage'"), ("none.py:advantage", "cannot read"), ("grop", "must be one of")],
+    [
+        ("mine.py:advntage", "did you mean 'advantage'"),
+        ("none.py:advantage", "cannot read"),
+        ("grop", "must be one of"),
+    ],
 )
 def test_a_function_that_is_not_there_is_refused_before_anything_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str, said: str

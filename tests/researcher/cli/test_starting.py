@@ -170,7 +170,10 @@ def test_the_first_level_is_the_baseline_and_the_plan_says_so(file: Path, capsys
         (["study.yaml", "--topic", "x"], "a study file and --topic both state the question"),
         (["nope.yaml"], "nope.yaml cannot be read: No such file or directory"),
         (["--instrument", "new", "--vary", "kl=0,0.1"], "--instrument new needs --topic"),
-        (["study.yaml", "--seeds", "many"], "--seeds 'many' is not a number of seeds; write a number such as 3, or a range"),
+        (
+            ["study.yaml", "--seeds", "many"],
+            "--seeds 'many' is not a number of seeds; write a number such as 3, or a range",
+        ),
         (["study.yaml", "--window", "night"], "night"),
     ],
 )

@@ -70,11 +70,14 @@ def test_a_pace_that_was_measured_with_interim_evaluations_prices_plans_without_
 
 def test_a_budget_that_does_not_pay_for_the_least_is_refused_with_what_would() -> None:
     with pytest.raises(
-        BudgetTooSmall, match=r"^budget.wall: 6 trials take about 12 min, but the budget is 10 min: give a budget of 12m"
+        BudgetTooSmall,
+        match=r"^budget.wall: 6 trials take about 12 min, but the budget is 10 min: give a budget of 12m",
     ):
         planned(steps=12, budget={"wall": "10m"})
     planned(steps=12, budget={"wall": "10m"}, servers=2)
-    with pytest.raises(BudgetTooSmall, match=r"^budget\.trials: the study needs at least 6 trials, but the budget is 5"):
+    with pytest.raises(
+        BudgetTooSmall, match=r"^budget\.trials: the study needs at least 6 trials, but the budget is 5"
+    ):
         planned(budget={"trials": 5})
 
 

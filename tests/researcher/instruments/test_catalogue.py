@@ -68,7 +68,7 @@ def test_a_declaration_under_its_old_name_still_counts_with_the_digest_that_it_h
     with pytest.raises(PlanningRefused, match=r"study\.toml: defaults"):
         read_instrument(folder)
     (folder / "instrument.toml").write_text(text)
-    with pytest.raises(PlanningRefused, match=r"holds instrument\.toml and study\.toml"):
+    with pytest.raises(PlanningRefused, match=r"contains both instrument\.toml and its old form study\.toml"):
         available({"RESEARCHER_STUDIES": str(folder.parent)})
 
 

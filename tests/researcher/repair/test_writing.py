@@ -60,7 +60,10 @@ async def test_a_factor_of_its_own_can_be_asked_about(tmp_path: Path) -> None:
     [
         (written(WITH_LENGTH.replace("repeat=parts", "repeat=2"), factors=[LENGTH]), "'parts' changes nothing: at 1"),
         (written(factors=[LENGTH]), "unexpected keyword argument 'parts'"),
-        (written(WITH_LENGTH.replace("repeat=parts", "repeat=2 // (3 - parts)"), factors=[LENGTH]), "with parts=3: the"),
+        (
+            written(WITH_LENGTH.replace("repeat=parts", "repeat=2 // (3 - parts)"), factors=[LENGTH]),
+            "with parts=3: the",
+        ),
         (written(WITH_LENGTH, factors=[{**LENGTH, "name": "group_size"}]), "every study can already vary group_size"),
         (written(WITH_LENGTH, factors=[{**LENGTH, "high": None}]), "a numeric factor needs bounds"),
         (written(WORKFLOW.replace("else seed)", "else None)")), "called again with the same seed"),

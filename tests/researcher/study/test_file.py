@@ -139,7 +139,11 @@ def test_the_file_of_an_instrument_is_no_study_file(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    for name, says in (("nope.yaml", "No such file"), ("binary.yaml", "is not a UTF-8 text file"), (".", "Is a directory")):
+    for name, says in (
+        ("nope.yaml", "No such file"),
+        ("binary.yaml", "is not a UTF-8 text file"),
+        (".", "Is a directory"),
+    ):
         with pytest.raises(PlanningRefused, match=says):
             read_study_file(tmp_path / name)
 

@@ -364,7 +364,7 @@ async def test_an_llm_that_cannot_be_asked_is_a_refusal_and_no_plan_of_another(e
 )
 async def test_tokens_and_cost_are_capped_before_they_are_spent(usage: Any, settings: Any, spent: Purse) -> None:
     llm, asked = ScriptedLlm(called(("instruments", {}), **usage)), 0 if spent.tokens else 1
-    with pytest.raises(PlanningRefused, match=r"cap of .* raise RESEARCHER_LLM_MAX_"):
+    with pytest.raises(PlanningRefused, match=r"limit of .* raise RESEARCHER_LLM_MAX_"):
         await planner(llm, spent=spent, **settings).propose(request())
     assert len(llm.asked) == asked
 
@@ -375,7 +375,7 @@ async def test_what_was_answered_before_a_crash_is_not_asked_again(tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         await planner(cut, place=tmp_path, calls=calls).propose(request())
     llm = ScriptedLlm(proposed())
-    with pytest.raises(PlanningRefused, match="cap of 100000 tokens"):  # the cap holds over the crash
+    with pytest.raises(PlanningRefused, match="limit of 100000 tokens"):  # the cap holds over the crash
         await planner(llm, place=tmp_path, max_tokens=100_000).propose(request())
     assert not llm.asked
     found = [await planner(llm, place=tmp_path).propose(request()) for _ in range(2)]
