@@ -87,10 +87,10 @@ def test_blank_lines_and_repeated_lines_are_nothing() -> None:
         (a_line(id="\x1b[31m"), "id"),
         (a_line(at=1e18), "at:"),
         (a_line(at=-1e15), "at:"),
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         ("{", "not a JSON object on one line"),
         (a_line().replace("0.3,", "NaN,", 1), "NaN is not a number"),
-        ("[" * 100_000, "no JSON object"),
+        ("[" * 100_000, "not a JSON object"),
     ],
 )  # fmt: skip
 def test_a_wrong_line_is_named_and_nothing_is_read(line: str, says: str) -> None:

@@ -190,7 +190,7 @@ def test_a_budget_that_pays_for_nothing_ends_with_the_code_for_budgets_and_says_
     assert main([*ASKED, "--dry-run", "--budget", "1s"]) == OUT_OF_BUDGET
     said = capsys.readouterr().err
     assert "budget.wall: " in said
-    assert "1 s are given" in said
+    assert "the budget is 1 s" in said
     assert said.count("\n") == 1
 
 

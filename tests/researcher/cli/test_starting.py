@@ -101,7 +101,7 @@ def test_a_draft_of_options_is_a_file_that_makes_the_same_plan(tmp_path: Path, c
         (
             "claim: increase",
             "budget: {wall: 1m}",
-            "study.yaml:5: budget.wall: 6 trials take about 6 min, and 1 min are given",
+            "study.yaml:5: budget.wall: 6 trials take about 6 min, but the budget is 1 min",
         ),
         ("arithmetic", "arithmetik", "arithmetic"),
         ("claim", "clam", "study.yaml:5: clam: unknown field (did you mean 'claim'?)"),
@@ -274,7 +274,7 @@ def test_the_schema_of_goal_files_takes_what_a_goal_takes(fields: dict[str, Any]
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--budget", "2m"], "start: --budget: 4 trials take about 4 min, and 2 min are given"),
+        (["--budget", "2m"], "start: --budget: 4 trials take about 4 min, but the budget is 2 min"),
         (["--set", "digits=99"], "start: --set: digits"),
         (["--seeds", "9..8"], "start: --seeds: "),
         (["--vary", "learning_rat=1,2"], "start: --vary: "),
@@ -296,7 +296,7 @@ def test_a_budget_that_is_too_small_ends_alike_for_a_topic_and_for_a_file(file: 
     for asked in ([str(file)], topic):
         for command in (["start", "--dry-run"], ["draft"]):
             assert main([*command, *asked, "--budget", "3m"]) == OUT_OF_BUDGET
-            assert "and 3 min are given" in capsys.readouterr().err
+            assert "but the budget is 3 min" in capsys.readouterr().err
     assert (
         main(["draft", "--planner", "builtin", "--topic", f"{TOPIC[:-1]} in a blue moon?", "--budget", "3m"]) == USAGE
     )

@@ -117,7 +117,7 @@ async def test_an_amended_plan_is_asked_about_anew(page: WebPage, browser: httpx
     assert "cheaper" in text
     again = await browser.post(f"/studies/{study}/amend", data=fields)
     assert again.status_code == 409
-    assert "plan version 2 by now" in again.text
+    assert "now has plan version 2" in again.text
     assert (await answer(browser, study, "approve")).status_code == 409  # to plan/1
     assert (await answer(browser, study, "approve", gate="plan/2")).status_code == 303
 
@@ -150,7 +150,7 @@ async def test_an_amendment_beyond_the_budget_is_a_clear_message(page: WebPage, 
     fields = {"token": token, "version": "1", "seeds": "200", "because": "sure", "by": "ada"}
     sent = await browser.post(f"/studies/{study}/amend", data=fields)
     assert sent.status_code == 409
-    assert "and 60 min are given" in sent.text
+    assert "but the budget is 60 min" in sent.text
     assert page.home.store.plans.get(study).version == 1
 
 

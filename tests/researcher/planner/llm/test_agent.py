@@ -123,7 +123,7 @@ async def test_what_options_have_fixed_holds_whatever_topic_and_llm_say() -> Non
         (called(("propose", '{"spec": {"instrument"')), "the arguments are not a JSON object"),
         (called(("decline", REFUSAL), ("propose", SENSIBLE)), "exactly one of propose, ask, decline"),
         (called(("decline", {})), "reason"),
-        (completion("Let me think about it."), "the answer holds no call"),
+        (completion("Let me think about it."), "the answer contains no call"),
         (refused("I cannot help with that."), "the LLM refused: I cannot help with that."),
         (completion([{"type": "refusal", "refusal": "Not this."}]), "the LLM refused: Not this."),  # type: ignore[arg-type]
     ],
