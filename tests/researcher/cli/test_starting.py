@@ -222,7 +222,7 @@ def test_the_options_of_a_spec_make_its_plan_again(fields: dict[str, Any], capsy
         (FILE + 'schedule: {windows: ["25:00-07:00"]}\n', 2, "study.yaml:6: schedule.windows: "),
         (FILE.replace("arithmetic", "arithmetics"), 2, "study.yaml:2: instrument: no instrument is called"),
         (FILE + "5: 6\n", 2, "study.yaml:6: 5 is not a string"),
-        (FILE + f"steps: {'9' * 5000}\n", 2, "study.yaml:6: this is not YAML: a number of 5000 digits"),
+        (FILE + f"steps: {'9' * 5000}\n", 2, "study.yaml:6: this is not YAML: a number with 5000 digits"),
         (FILE + "set: &a {deep: *a}\n", 2, "set.deep: should be"),
         (FILE + f"set: {'[' * 3000}{']' * 3000}\n", 2, "nested too deeply"),
     ],
