@@ -41,7 +41,7 @@ def test_a_noise_floor_that_was_not_measured_lets_nothing_pass() -> None:
     trials = [*trials_with(plan, {BASE: [0.1]}), failed_trial(plan, BASE, 1), failed_trial(plan, BASE, 2)]
     decision = decide(plan, "floor", trials)
     assert decision.action == "stop"
-    assert "fewer than two" in decision.reason
+    assert "no arm of the noise floor has two finished trials" in decision.reason
     assert not decision.by_plan
 
 

@@ -178,6 +178,6 @@ def test_an_arm_without_a_finished_trial_costs_a_screen_that_arm_alone() -> None
     ]
     one, gone, other = conclude(plan, lost).verdicts
     assert gone.effect is None
-    assert "arm 'learning_rate=4e-5' has no finished trial; and a screen explores" in gone.reason
+    assert "arm 'learning_rate=4e-5' has no finished trial; and a screen only explores" in gone.reason
     assert one.effect is not None
     assert other.effect is not None

@@ -215,7 +215,7 @@ async def test_hints_name_tools_and_what_others_wrote_stays_as_it_is(home: Home)
         for tool in ("status", "studies"):
             assert "as `researcher report` says?" in words(await agent.call(tool))
         await agent.told("stop", study=study, confirm=study)
-        assert f"`researcher verify {study}` computes" in words(await agent.call("report"))
+        assert f"`researcher verify {study}` recomputes" in words(await agent.call("report"))
 
 
 async def test_a_started_study_is_said_to_go_on_with_the_daemon_only_where_one_runs(home: Home) -> None:
