@@ -3,11 +3,11 @@
     intent in SQL → run on the server (found again by its key) → client (found again by its folder)
     → followed until it ends → collected from the server's records → one transaction → server free
 
-A SIGKILL may come at any arrow. Steps that were done before are found, not repeated; a client that ended too early is started
+A SIGKILL may come at any arrow. Steps that are already done are found, not repeated; a client that ended too early is started
 again with the same blueprint and continues where it stopped. Nothing that a client prints is believed.
 
-An attempt that is halted before its end is paused: its run rests on the server with a checkpoint, the server is free for
-other trials, and a later call continues the same run.
+An attempt that is halted before its end is paused: its run stops with a checkpoint, the server is free for other trials, and a
+later call continues the same run.
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ _log = logging.getLogger(__name__)
 _SPARE_TIMES = 6
 """An attempt may take this many times its expected duration: machines differ and are shared."""
 _SPARE_ATTEMPT_S, _SPARE_STALL_S = 1200.0, 240.0
-"""Added to the expected time, for an engine that restarts or a loaded machine."""
+"""Seconds added to both limits, in case the engine restarts or the machine is busy."""
 INTERRUPTED = "interrupted"
-"""Reason of a rest that nobody asked for: the researcher was interrupted or killed."""
+"""Reason for a pause that nobody asked for: the researcher was interrupted or killed."""
 _TAKE_BACK_S = 30.0
-"""How long to try to abort the open episodes of a client that was cut off. The idle limit ends the rest."""
+"""How long to try to abort the open episodes of a client that is being killed. Episodes that stay open end at the idle limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLimits:
     """Limits that the executor enforces from outside.
 
-    attempt_s: longest duration of an attempt. stall_s: longest time without an ended episode or a step while the engine is up.
-    The defaults of both are for plans without an expected trial duration; `expecting` adapts them to plans that have one.
+    `attempt_s` is the maximum duration of an attempt, `stall_s` the maximum time without an ended episode or a step while the
+    engine is up. Both defaults are for plans without an expected trial duration; `expecting` adapts them to plans that have one.
     """
 
     attempt_s: float = 7200.0
@@ -89,7 +89,7 @@ class TrialLimits:
     busy_s: float = 600.0
     grace_s: float = 10.0
     look_s: float = 0.25
-    """Shortest interval between two reads of a server whose status changes all the time."""
+    """Minimum interval between two reads of a server whose status changes all the time."""
     check_s: float = 5.0
     """Interval at which ended episodes are counted and stop requests are checked."""
     count_s: float = 15.0
@@ -97,7 +97,7 @@ class TrialLimits:
 
     @classmethod
     def expecting(cls, plan: Plan) -> Self:
-        """Limits for this plan's trials: several times the expected duration, as machines differ and are shared."""
+        """Return limits for this plan's trials: several times the expected duration, as machines differ and are shared."""
         if plan.trial_s is None:
             return cls()
         step_s = plan.trial_s / plan.steps
@@ -106,7 +106,7 @@ class TrialLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The state of a running attempt. fresh: metrics of new steps, as (name, step, value)."""
+    """The state of a running attempt. `fresh` has the metrics of new steps, as (name, step, value)."""
 
     phase: str
     step: int
@@ -128,7 +128,7 @@ class _Overdue(AttemptFailed):
 
 
 class AttemptRun:
-    """Runs one attempt; use an instance once. `carry_out` is safe to call after any crash."""
+    """Runs one attempt. Use each instance only once; after a crash, a new instance continues the attempt."""
 
     def __init__(
         self,
@@ -183,10 +183,10 @@ class AttemptRun:
         """Steps of the interim evaluations seen so far."""
 
     async def carry_out(self, observe: Observer) -> TrialRecord:
-        """Carry out the attempt; returns the finished trial.
+        """Carry out the attempt and return the finished trial.
 
-        Raises: AttemptFailed, ServerUnfit, RunLost (each recorded); StudyHalted (the trial is paused, or, after a stop,
-        planned again); ClusterUnreachable (the trial is left as it is).
+        Raises: AttemptFailed, ServerUnfit or RunLost, each of which is recorded; StudyHalted, after which the trial is paused, or
+        planned again if a person asked for a stop; ClusterUnreachable, which leaves the trial as it is.
         """
         self._observe = observe
         attempt, begun_before = self._intend()
@@ -237,7 +237,7 @@ class AttemptRun:
     # -- submit -------------------------------------------------------------------------------------------------------
 
     def _intend(self) -> tuple[AttemptRecord, bool]:
-        """The open attempt, or a new one, in SQL before the server hears of it; and whether it existed before."""
+        """Return the open attempt, or record a new one before the server hears of it; and return whether it already existed."""
         study_id, key = self._work.study_id, self._trial.key
         earlier = self._store.trials.attempts(study_id, key)
         if earlier and earlier[-1].outcome == "open":
@@ -251,9 +251,9 @@ class AttemptRun:
         return intent, False
 
     async def _submit(self, attempt: AttemptRecord) -> RunReport:
-        """Start the attempt's runs, or find them again: those of all models, or none.
+        """Start the runs of all the trial's models, or find those that were started before. Return the main run's report.
 
-        Raises: RunLost when the server no longer knows a run that it had.
+        Raises: RunLost when the server no longer knows the attempt's run.
         """
         keys = {role: f"{attempt.idempotency_key}/{role}" for role in self._beside}
         for role, slot in self._beside.items():
@@ -267,7 +267,7 @@ class AttemptRun:
         return report
 
     async def _hand_over(self, attempt: AttemptRecord, report: RunReport, client: Client) -> TrialBlueprint:
-        """The client's blueprint: the recorded one if a client is alive, else one with the newest code."""
+        """Return the client's blueprint: the recorded one if a client is alive, else one with the newest code."""
         if await client.job.alive() and attempt.blueprint is not None:
             return TrialBlueprint.model_validate(attempt.blueprint)
         return self._with_code(attempt, report, client, client.code())
@@ -286,7 +286,7 @@ class AttemptRun:
         return blueprint
 
     async def _go_on(self, blueprint: TrialBlueprint, job: ClientJob) -> None:
-        """Resume a paused or abandoned attempt where it stood. Raises: RunLost."""
+        """Resume a paused or interrupted attempt where it stopped. Raises: RunLost."""
         if self._trial.status is TrialStatus.PAUSED:
             await self._rest(job, blueprint.run_id)  # finish a pause that was interrupted
         idle = not await job.alive()
@@ -300,7 +300,7 @@ class AttemptRun:
             self._store.trials.continue_attempt(self._work.study_id, self._trial.key, step)
 
     async def _note_rest(self, attempt: AttemptRecord, job: ClientJob) -> None:
-        """Record the rest of an attempt that another process left without a word, unless its client still works."""
+        """Record that the attempt was interrupted, if another process left it without a record and its client has ended."""
         if self._trial.status is not TrialStatus.PAUSED and await job.alive():
             return
         study_id, key = self._work.study_id, self._trial.key
@@ -308,7 +308,8 @@ class AttemptRun:
             self._store.trials.record_rest(study_id, key, INTERRUPTED, since=await self._worked_until(attempt))
 
     async def _worked_until(self, attempt: AttemptRecord) -> float:
-        """When work on the attempt stopped: its last recorded progress, or the last reward of a client that went on alone."""
+        """Return when work on the attempt stopped: at the last recorded progress, or at the last reward if the client went on
+        after that."""
         rewarded = list[float]()
         if attempt.run_id is not None:
             with suppress(SwarmError):
@@ -317,19 +318,19 @@ class AttemptRun:
         return max([attempt.heartbeat_at, *rewarded])
 
     async def _excuse(self, blueprint: TrialBlueprint) -> None:
-        """Record the losses so far as excused: the faulty code has been mended, and its tasks are tried again."""
+        """Record the losses so far as excused: the faulty code was repaired, and its tasks are tried again."""
         lost = await losses(self._swarm, {role: slot.swarm for role, slot in self._beside.items()}, blueprint)
         detail = {"trial": self._trial.key, "run": blueprint.run_id, "attrition": lost.model_dump(mode="json")}
         self._store.journal.record(self._work.study_id, EXCUSED, detail)
 
     def _excused(self, run_id: str) -> Event | None:
-        """The last record of excused losses of this run."""
+        """Return the newest record of this run's excused losses, if any."""
         return self._store.journal.last(self._work.study_id, EXCUSED, run=run_id)
 
     def _mended_by_hand(self, attempt: AttemptRecord, run_id: str) -> bool:
-        """Whether the study failed during this attempt, after its losses were last excused, and a person has resumed it.
+        """Return whether the study failed during this attempt, after losses were last excused, so that a person has resumed it.
 
-        Later pauses excuse nothing more.
+        A pause alone excuses nothing.
         """
         noted = self._excused(run_id)
         failed = self._store.journal.last(self._work.study_id, "study", status=StudyStatus.FAILED.value)
@@ -342,10 +343,10 @@ class AttemptRun:
     async def _follow(
         self, attempt: AttemptRecord, report: RunReport, blueprint: TrialBlueprint, client: Client
     ) -> Collected:
-        """Keep a client running until the server's records show a whole trial. Failing code may be replaced on the
-        way; the run then continues with a new client.
+        """Keep a client running until the server's records show a complete trial. If its code fails, it may be replaced; the run
+        then continues with a new client.
 
-        Raises: Unmended, MendByHand, and what `_until_ended` raises.
+        Raises: AttemptFailed, ServerUnfit, Unmended, MendByHand, and what `_until_ended` raises.
         """
         self._followed_since = self._moved_at = self._clock.monotonic()
         job, deadline = client.job, self._followed_since + self._limits.attempt_s
@@ -380,13 +381,13 @@ class AttemptRun:
                 await self._until_ended(blueprint, job, deadline)
             except _Stalled:
                 reason = f"no episode ended for {self._limits.stall_s:.0f} s; "
-                await self._cut_off(blueprint, job, f"{reason}the client was ended from outside")
+                await self._cut_off(blueprint, job, f"{reason}the researcher killed the client")
             except _Overdue as overdue:
                 await self._cut_off(blueprint, job, str(overdue))
                 raise
 
     async def _cut_off(self, blueprint: TrialBlueprint, job: ClientJob, why: str) -> None:
-        """End a client that misbehaves. Its open episodes count as its own losses, since no person stopped it."""
+        """Kill a client that hangs or takes too long. Its open episodes count as its own losses, since no person stopped it."""
         try:
             async with asyncio.timeout(_TAKE_BACK_S):
                 me = client_id(blueprint.trial_key)
@@ -398,7 +399,10 @@ class AttemptRun:
         await job.end(0.0)
 
     async def _full(self) -> ServerUnfit | None:
-        """The error for a server whose disk is full, else None. A full disk is not the trial's fault; a retry would not help."""
+        """Return an error if the disk of one of the servers is full, else None.
+
+        A full disk is not the trial's fault, and a retry would not help.
+        """
         for server in self._site.servers:
             with suppress(SwarmError):
                 full = (await server.swarm.status()).storage_full
@@ -411,7 +415,7 @@ class AttemptRun:
         return await collect_whole(self._swarm, others, blueprint, self._work.plan.metrics)
 
     async def _until_ended(self, blueprint: TrialBlueprint, job: ClientJob, deadline: float) -> None:
-        """Watch until the client is gone. Raises: what `_watch` raises, with the client still alive; ClusterUnreachable."""
+        """Watch until the client has ended. Raises: what `_watch` raises, while the client is still alive; ClusterUnreachable."""
         ended = asyncio.create_task(job.ended())
         watch = asyncio.create_task(self._watch(blueprint.run_id, deadline))
         try:
@@ -426,7 +430,7 @@ class AttemptRun:
         await self._note(blueprint.run_id, await self._swarm.status())
 
     async def _watch(self, run_id: str, deadline: float) -> None:
-        """Follow the server by long poll; never return. Raises: _Stalled, AttemptFailed, ServerUnfit, StudyHalted."""
+        """Follow the server by long polling; never return. Raises: _Stalled, AttemptFailed, ServerUnfit, StudyHalted."""
         moved_at = checked_at = self._clock.monotonic()
         status = await self._swarm.status()
         while True:
@@ -442,14 +446,15 @@ class AttemptRun:
             if now - moved_at > self._limits.stall_s:
                 raise _Stalled
             if now > deadline + self._more_s():
-                raise _Overdue(f"the attempt took longer than its {self._limits.attempt_s + self._more_s():.0f} s")
+                raise _Overdue(f"the attempt exceeded its limit of {self._limits.attempt_s + self._more_s():.0f} s")
             await self._clock.sleep(self._limits.look_s)
             status = await self._swarm.status(since=status.revision, wait_s=self._limits.check_s)
 
     def _more_s(self) -> float:
-        """Extra seconds for a trial that is slow but makes progress: the plan was priced for a faster machine or a smaller model.
+        """Return extra seconds for a trial that is slow but makes progress.
 
-        They extend the limit to six times the duration that the steps so far predict.
+        The plan may have been priced for a faster machine or a smaller model. The extra time extends the limit to six times the
+        duration that the steps so far predict.
         """
         if self._step == 0:
             return 0.0
@@ -457,7 +462,7 @@ class AttemptRun:
         return max(0.0, _SPARE_TIMES * step_s * self._work.plan.steps_of(self._trial.arm) - self._limits.attempt_s)
 
     async def _note(self, run_id: str, status: ServerStatus | None) -> bool:
-        """Record and report new steps and episodes; returns whether there were any. status: None for a run at rest."""
+        """Record and report new steps and episodes, and return whether there were any. `status` is None for a paused run."""
         tasks = await self._swarm.tasks(run_id=run_id)
         episodes = sum(task.ended for task in tasks)
         moved = episodes > self._episodes
@@ -484,7 +489,7 @@ class AttemptRun:
     async def _held_out(
         self, tasks: Sequence[TaskProgress]
     ) -> tuple[list[tuple[str, int, float]], tuple[SampledEpisode, ...]]:
-        """All points of the held-out curves so far and sampled episodes, if any point is new; else nothing."""
+        """Return all points of the held-out curves so far, and sampled episodes; or nothing if no point is new."""
         blueprint, ended = self._blueprint, Counter[int]()
         for task in tasks:
             if task.kind == "eval" and task.step:
@@ -507,7 +512,7 @@ class AttemptRun:
         await asyncio.to_thread(self._tokens.note, self._trial.key, self._number, found)
 
     async def _unless_stopped(self, mending: Coroutine[Any, Any, Code | None]) -> Code | None:
-        """Wait until the code is mended or the study is halted. An LLM that does not answer may delay this by hours.
+        """Wait until the code is repaired or the study is halted. The repair may take hours if an LLM does not answer.
 
         Raises: StudyHalted, and whatever `mending` raises.
         """
@@ -547,12 +552,12 @@ class AttemptRun:
         self._store.trials.finish(study_id, key, finals, collected.series, evidence, collected.episodes)
 
     async def _pause(self, job: ClientJob, run_id: str, why: str) -> None:
-        """Pause the run, so that the trial can continue from there. Steps that fail now are repeated on resumption."""
+        """Pause the run, so that the trial can continue from its checkpoint. If that fails, it is repeated when the trial resumes."""
         self._store.trials.pause_attempt(self._work.study_id, self._trial.key, why)
         try:
             await self._rest(job, run_id)
         except (SwarmError, ServerUnfit, ClusterUnreachable) as error:
-            _log.warning("run %s was not brought to rest: %s", run_id, error)
+            _log.warning("run %s could not be paused: %s", run_id, error)
             with suppress(ClusterUnreachable):
                 await job.end(self._limits.grace_s)
         else:
@@ -570,11 +575,11 @@ class AttemptRun:
         return {role: slot.run_id for role, slot in self._beside.items() if slot.run_id is not None}
 
     def _runs(self, run_id: str) -> list[tuple[Slot, str]]:
-        """Every run of the attempt, with its server. run_id: of the main run."""
+        """Return every run of the attempt with its slot. `run_id` is that of the main run."""
         return [(self._slot, run_id), *((self._beside[role], partner) for role, partner in self._partners.items())]
 
     async def _leave(self, job: ClientJob, run_id: str | None) -> None:
-        """After an interrupt, leave the run on our own server as it is, to continue later; give back any other server."""
+        """After an interrupt, leave the run on a server of our own as it is, to continue later. Pause it on any other server."""
         with suppress(ClusterUnreachable):  # an unreachable client is ended, or found again, when the trial resumes
             await job.end(self._limits.grace_s)
         if self._site.main.owned:

@@ -1,7 +1,7 @@
-"""From a planned trial to its inputs: the server's RunSpec and the client's blueprint.
+"""Turns a planned trial into its two inputs: the server's RunSpec and the client's blueprint.
 
-Pure. Starts with the instrument's defaults, then applies the plan, then the arm's levels, each at its factor's `target`.
-A person can read both inputs and run them by hand.
+Pure functions. They start with the instrument's defaults, then apply the plan, then the arm's levels, each at its factor's
+`target`. A person can read both inputs and run them by hand.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from swarm.protocol.blueprint import Elsewhere, HeldOut, Interim, PartnerRun, Tr
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 _LONGEST_NAME, _BEGINNING = 120, 40
-"""Longest arm in a folder's name, in bytes, and how many characters of a longer one are kept. (File systems allow 255
-bytes, encrypted ones 143.)"""
+"""Maximum length of an arm's name in a folder name, in bytes; and the number of characters kept of a longer name. (File systems
+allow 255 bytes, encrypted ones 143.)"""
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 Finals = Callable[[Sequence[Metric], Series], dict[str, float]]
@@ -32,9 +32,8 @@ Finals = Callable[[Sequence[Metric], Series], dict[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """A version of an instrument's code. version: SHA-256 over the files of its folder. sandboxed: an LLM wrote it, so
-    it only runs in a sandbox.
-    """
+    """A version of an instrument's code. `version` is the SHA-256 over the files of its folder. If `sandboxed`, an LLM wrote it,
+    so it only runs in a sandbox."""
 
     folder: Path
     version: str
@@ -45,9 +44,11 @@ class Code:
 class Setup:
     """The instrument as it is on this machine.
 
-    code_version: SHA-256 over its folder as it is now. studies: parent of the studies' folders.
-    repairs: versions that were recorded as repairs of this study's code.
-    python: interpreter of its clients; the instrument's own environment if it needs one.
+    Attributes:
+        code_version: SHA-256 over its folder as it is now.
+        studies: parent of the studies' folders.
+        python: interpreter of its clients, from the instrument's own environment if it needs one.
+        repairs: versions that were recorded as repairs of this study's code.
     """
 
     instrument: Instrument
@@ -68,7 +69,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A plan with the setup that carries it out. Raises: InstrumentChanged when the two do not belong together."""
+    """A plan with the setup to run it. Raises: InstrumentChanged when an instrument's code is not the code that the plan froze."""
 
     study_id: str
     plan: Plan
@@ -88,7 +89,7 @@ class Work:
                 )
 
     def folder(self, trial: TrialRecord, attempt: int) -> Path:
-        """Folder for the blueprint and the client's output of one attempt."""
+        """Return the folder for the blueprint and the client's output of one attempt."""
         trials = self.setup.studies / self.study_id / "trials" / trial.key.split("/", 1)[0]
         plain = f"{_written(trial.arm)}-seed{trial.seed}"
         if (
@@ -99,8 +100,8 @@ class Work:
 
 
 def folder_name(trial: TrialRecord) -> str:
-    """`ARM-seedN`: the folder of a trial. An arm that is long, or has characters that are invalid in a file name, gets a
-    hash."""
+    """Return the name of a trial's folder, `ARM-seedN`. An arm whose name is long, or has characters that are invalid in file
+    names, gets a hash."""
     arm = _written(trial.arm)
     if arm != trial.arm or not _is_short(arm):
         arm = f"{arm[:_BEGINNING]}-{hashlib.sha256(trial.arm.encode()).hexdigest()[:8]}"
@@ -116,7 +117,7 @@ def _is_short(name: str) -> bool:
 
 
 def run_spec(work: Work, trial: TrialRecord, role: str | None = None) -> RunSpec:
-    """The run of the instrument's own model, or of another role's.
+    """Build the spec of the run that trains the instrument's own model or, if `role` is given, that role's model.
 
     Raises: ValidationError for a spec that no server would accept; ValueError for an unknown factor.
     """
@@ -147,8 +148,8 @@ def trial_blueprint(
     partners: Mapping[str, PartnerRun] | None = None,
     code: Code | None = None,
 ) -> TrialBlueprint:
-    """Input of `python -m swarm.client.trial`. partners: the runs of other models, by role. code: default is the
-    setup's own."""
+    """Build the input of `python -m swarm.client.trial`. `partners` are the runs of other models, by role. `code` is the version
+    to run, by default the setup's."""
     defaults, plan = work.setup.instrument.defaults, work.plan
     interim = Interim(every=plan.heldout_every, tasks=plan.interim_tasks) if plan.heldout_every else None
     code = code or work.setup.code
@@ -196,7 +197,7 @@ def _task_levels(work: Work, trial: TrialRecord) -> dict[str, Scalar]:
 
 
 def _factor(work: Work, name: str) -> Factor:
-    """The factor as the plan defines it, else as the instrument declares it."""
+    """Return the factor as the plan defines it, or else as the instrument declares it."""
     for factor in (*work.plan.factors, *work.setup.instrument.factors):
         if factor.name == name:
             room = factor.target.partition(".")[0]

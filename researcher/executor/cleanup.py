@@ -1,8 +1,8 @@
-"""Export the trained models of a study's trials from the state of the servers that it started.
+"""Exports the trained models of a study's trials from the state of the servers that the study started; ends what is left running.
 
-Each goes to `models/STAGE/ARM-seedN` in the study's folder, `…-ROLE` for a further model of a trial. The servers have ended
-by then: `swarm models export` reads their state, in its own process, because this one must not import torch. Models that were
-written before are found, not written again.
+Each model goes to `models/STAGE/ARM-seedN` in the study's folder, a trial's further models to `…-ROLE`. The servers have ended
+by then: `swarm models export` reads their state, in a separate process, because this one must not import torch. Models that
+were already exported are not exported again.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class _Wanted:
 
 
 def model_place(folder: Path, trial: TrialRecord) -> Path:
-    """Folder for the trained model of a trial. folder: the study's."""
+    """Return the folder for the trained model of a trial. `folder` is the study's."""
     return folder / _MODELS / trial.stage / folder_name(trial)
 
 
 class Keeping:
-    """Keeps the models of a finished study and frees the disk of its servers. folder: the study's."""
+    """Keeps the models of a finished study and frees the disk space of its servers. `folder` is the study's."""
 
     def __init__(self, store: Store, study_id: str, folder: Path, clock: Clock, environ: Mapping[str, str]) -> None:
         self._store = store
@@ -54,9 +54,9 @@ class Keeping:
         self._environ = environ
 
     async def keep_models(self, tell: Callable[[str], None] = lambda _: None) -> Path:
-        """Export the model of every finished trial; returns their folder. tell: progress lines.
+        """Export the model of every finished trial and return their folder. `tell` receives progress lines.
 
-        Raises: ModelsNotKept with the reason; the servers' state is still there then.
+        Raises: ModelsNotKept when an export fails; the servers' state is still there then.
         """
         wanted = list(self._wanted())
         try:
@@ -71,12 +71,12 @@ class Keeping:
         return self._models
 
     async def discard_servers(self) -> None:
-        """Free the disk of checkpoints and pools. Raises: ServerUnfit while a server runs and cannot be ended."""
+        """Delete the servers' checkpoints and pools. Raises: ServerUnfit when a server is running and cannot be ended."""
         for server in self._servers():
             berth = Berth(server / "process", self._clock)
             await berth.end(LocalLimits().grace_s)  # a killed researcher may have left it running
             if berth.alive():
-                raise ServerUnfit("the swarm server still runs; stop it before its state is discarded")
+                raise ServerUnfit("the swarm server is still running; stop it, so that its state can be deleted")
             await asyncio.to_thread(shutil.rmtree, server / "state", ignore_errors=True)
 
     def _wanted(self) -> Iterator[_Wanted]:
@@ -110,7 +110,7 @@ class Keeping:
         raise ModelsNotKept(f"the model of {name} was not kept: {said}; `researcher resume` tries again")
 
     async def _ended(self, command: list[str]) -> tuple[int, str]:
-        """Run the command; returns its exit code and standard error. It ends with this process."""
+        """Run the command and return its exit code and standard error. Kill it if the wait is cancelled or takes too long."""
         process = await asyncio.create_subprocess_exec(
             *command,
             env=child_environ(self._environ),
@@ -122,7 +122,7 @@ class Keeping:
             async with asyncio.timeout(_EXPORT_S):
                 _, told = await process.communicate()
         except TimeoutError:
-            return 1, f"it takes longer than {_EXPORT_S:.0f} s"
+            return 1, f"it took longer than {_EXPORT_S:.0f} s"
         finally:
             if process.returncode is None:
                 process.kill()
@@ -134,9 +134,9 @@ class Keeping:
 
 
 def _last_words(text: str) -> tuple[str, str | None]:
-    """The command's error message and its code."""
+    """Return the command's error message and its error code, if it printed one."""
     lines = [line for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else "`swarm models export` said nothing"
+    last = lines[-1] if lines else "`swarm models export` printed nothing"
     try:
         told = json.loads(last)
         return str(told["error"]), told["code"]
@@ -145,10 +145,10 @@ def _last_words(text: str) -> tuple[str, str | None]:
 
 
 async def end_left_of(store: Store, study_id: str, folder: Path, clock: Clock) -> list[str]:
-    """End all clients and servers of a study that no process works on. Server state stays, so that the study can
-    continue.
+    """End all clients and servers of a study that no process works on. Server state stays, so that the study can continue.
 
-    folder: the study's. Servers given by URL are asked to stop its runs. Returns a line for each that could not be stopped.
+    `folder` is the study's. Servers given by URL are asked to stop its runs. Return a line of text for each server on which that
+    failed.
     """
     begun = bool(store.trials.all(study_id, series=()))
     urls = store.studies.get(study_id).options.servers if begun else ()
@@ -164,7 +164,7 @@ def _found(folder: Path, pattern: str) -> list[Path]:
 
 
 async def _stop_run(url: str, study_id: str, clock: Clock) -> str | None:
-    """Stop the study's run on this server with a checkpoint; leave any other run alone."""
+    """Stop the study's run on this server with a checkpoint, and leave any other run alone. If that fails, return why."""
     once = Patience(connect_s=0.0, later_s=0.0)
     async with SwarmClient(url, server_token(os.environ), patience=once, clock=clock) as swarm:
         try:
@@ -172,5 +172,5 @@ async def _stop_run(url: str, study_id: str, clock: Clock) -> str | None:
             if run_id is not None and (await swarm.run(run_id)).spec.labels.get("study") == study_id:
                 await swarm.stop_run(run_id)
         except SwarmError as error:
-            return f"a run of it may go on at {url} ({error}): `swarm run stop --url {url}` ends it"
+            return f"its run at {url} may still be running ({error}): `swarm run stop --url {url}` stops it"
     return None

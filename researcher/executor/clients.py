@@ -1,4 +1,4 @@
-"""The client of one attempt: start it, and when it fails, diagnose why and perhaps replace its code."""
+"""The client of one attempt: starts it and, when it fails, diagnoses why and may replace its code."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from swarm.protocol.status import Phase
 
 _log = logging.getLogger(__name__)
 _SAID = 40_000
-"""How many characters of a client's output are examined."""
+"""Number of characters of a client's output that are examined."""
 _ABORTED = 16
-"""How many of the newest aborted episodes are examined for their reasons."""
+"""Number of aborted episodes, newest first, whose reasons are examined."""
 
 
 class Client:
     """Starts and diagnoses the client of one attempt.
 
-    mender: None repairs nothing, and every client runs the code that the study began with.
+    Without a `mender`, nothing is repaired, and every client runs the code that the study began with.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Client:
         self._mender = mender
 
     def code(self) -> Code:
-        """The code that the next client runs."""
+        """Return the code that the next client runs."""
         return self._work.setup.code if self._mender is None else self._mender.code()
 
     def write(self, blueprint: TrialBlueprint) -> None:
@@ -53,11 +53,11 @@ class Client:
         write_atomically(self.job.folder / BLUEPRINT, text.encode())
 
     async def start(self, blueprint: TrialBlueprint) -> None:
-        """Start the client. Raises: BlockingIOError when one is alive already."""
+        """Start the client. Raises: BlockingIOError when one is already alive."""
         code = self.code()
         if code.version != blueprint.code_version:
             raise ValueError(
-                f"the blueprint is for code {blueprint.code_version[:12]}, and {code.version[:12]} is to run"
+                f"the blueprint is for code {blueprint.code_version[:12]}, but the client would run {code.version[:12]}"
             )
         started = await self.job.start(Order(blueprint=blueprint, code=code))
         if started.pid is not None:
@@ -67,7 +67,7 @@ class Client:
             self._store.journal.record(self._work.study_id, "client_started", detail)
 
     async def diagnosis(self, blueprint: TrialBlueprint, *, stalled: bool) -> Diagnosis:
-        """Diagnose why the client ended, by rules; ask an LLM if the rules do not decide. Recorded in the journal."""
+        """Diagnose why the client ended, and record it in the journal. Ask an LLM if the rules do not decide."""
         folder, ending = Path(blueprint.instrument_dir), await self.job.ending()
         found = diagnose(
             Symptoms(
@@ -96,9 +96,9 @@ class Client:
         return found
 
     async def other_code(self, blueprint: TrialBlueprint, diagnosis: Diagnosis, *, last: bool) -> Code | None:
-        """Other code to continue with, or None to restart the same code.
+        """Return other code to continue with, or None to restart the same code.
 
-        last: restarting the same code is not worth another try. Raises: Unmended, MendByHand.
+        `last` means that restarting the same code is not worth another try. Raises: Unmended, MendByHand.
         """
         if self._mender is None or diagnosis.cause is not Cause.CODE:
             return None
@@ -121,13 +121,13 @@ class Client:
         return None if newest.version == blueprint.code_version else newest
 
     async def last_words(self, reason: str, diagnosis: Diagnosis | None) -> str:
-        """Reason of a failed attempt: what was missing, the diagnosis, and the client's last output."""
+        """Describe a failed attempt: what was missing, the diagnosis, and the client's last output."""
         found = f" {diagnosis}." if diagnosis is not None else ""
         said, ending = redact(self.job.said()), await self.job.ending()
         return f"{reason}.{found} The client ended with code {ending.exit_code}; its last output: {said or 'nothing'}"
 
     async def _aborted(self, blueprint: TrialBlueprint) -> list[tuple[str, str]]:
-        """Task and reason of the newest episodes that this version of the code aborted."""
+        """Return the task and the reason of the newest episodes that this version of the code aborted."""
         found = [
             (entry.task_id, entry.detail)
             async for entry in self._swarm.ledger(run_id=blueprint.run_id)
@@ -144,9 +144,9 @@ class Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A client that failed by its own code.
+    """A client that failed because of its own code.
 
-    last: restarting the same code is not worth another try. tasks: those of the failed episodes.
+    `last` means that restarting the same code is not worth another try. `tasks` are the tasks of the failed episodes.
     """
 
     study_id: str
@@ -164,16 +164,16 @@ class Mender(Protocol):
     """Repairs an instrument's code. One per study: a repair applies to every client that starts later."""
 
     def code(self) -> Code:
-        """The code that the next client runs."""
+        """Return the code that the next client runs."""
 
     async def opinion(self, diagnosis: Diagnosis) -> Diagnosis:
-        """An LLM's opinion on a diagnosis that the rules left open, labelled as such.
+        """Return an LLM's opinion on a diagnosis that the rules left open, labelled as such.
 
-        If no answer comes, the diagnosis is returned unchanged.
+        If the LLM does not answer, return the diagnosis unchanged.
         """
 
     async def mend(self, case: Case) -> Code:
-        """The version to continue with; the same version if it deserves another try.
+        """Return the version to continue with: a repaired one, or the same version if it deserves another try.
 
         Raises: Unmended when this trial cannot be saved; MendByHand when a person has to repair the code.
         """

@@ -1,6 +1,6 @@
-"""The results of a trial, read from the server's records: steps of the run, episodes of the ledger.
+"""Reads the results of a trial from the server's records: the steps of the run and the episodes of the ledger.
 
-Nothing a client prints is used. Either the records show a whole trial, or there is no result.
+Nothing a client prints is used. Either the records show a complete trial, or there is no result.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _UNSTATED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """Series as in `researcher.models.TrialRecord`, and evidence of what really ran."""
+    """A trial's results: series as in `researcher.models.TrialRecord`, and evidence of what really ran."""
 
     series: dict[str, list[tuple[int, float]]]
     evidence: TrialEvidence
@@ -70,13 +70,13 @@ class Collected:
 async def collect(
     swarm: SwarmClient, blueprint: TrialBlueprint, metrics: Sequence[Metric] = (), *, partner: bool = False
 ) -> Collected:
-    """Collect everything recorded of a finished trial. metrics: the plan's; they name the values that episodes must report.
+    """Collect everything that was recorded about a finished trial.
 
-    partner: whether this is another model of the trial. It may have had no call in a held-out episode; the team's result
-    still counts, but that episode says nothing about this model.
-
-    Raises: EvidenceMissing when the run is not complete, or steps, evaluation episodes or reported values are
-    missing.
+    Args:
+        metrics: the plan's metrics. They name the values that episodes must report.
+        partner: whether the run trains another model than the instrument's own. That model may have had no call in a held-out
+            episode; the team's result still counts, but such an episode says nothing about this model.
+    Raises: EvidenceMissing when the run is not complete, or when steps, evaluation episodes or reported values are missing.
     """
     report = await swarm.run(blueprint.run_id)
     if report.status != "complete":
@@ -116,8 +116,8 @@ async def collect(
 async def collect_whole(
     swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprint: TrialBlueprint, metrics: Sequence[Metric] = ()
 ) -> Collected:
-    """`collect` for all models of a trial. others: servers of the other models, by role; their series are
-    `ROLE/name`.
+    """Collect the results of all models of a trial. `others` are the servers of the further models, by role; the series of such
+    a model are named `ROLE/name`.
 
     Raises: EvidenceMissing.
     """
@@ -131,7 +131,7 @@ async def collect_whole(
             asked = [metric for metric in metrics if metric.role == role]
             own = await collect(others[role], blueprint.model_copy(update={"run_id": run.run_id}), asked, partner=True)
         except EvidenceMissing as missing:
-            raise EvidenceMissing(f"of the {role}: {missing}") from missing
+            raise EvidenceMissing(f"for the {role}: {missing}") from missing
         series |= {f"{role}/{name}": line for name, line in own.series.items()}
         roles[role] = own.evidence.spec or {}
         changes += own.evidence.changes or []
@@ -156,9 +156,10 @@ async def collect_whole(
 
 
 def _elsewhere(blueprint: TrialBlueprint, elsewhere: Elsewhere, entries: Sequence[LedgerEntry], last: int) -> Points:
-    """Rewards and successes on another instrument's held-out tasks, as `_evaluation` gives them, under names of their own.
+    """Return the rewards and successes on another instrument's held-out tasks, as `_evaluation` does, but with names that include
+    the instrument.
 
-    entries: of the run's ledger. last: its last step. Raises: EvidenceMissing.
+    `entries` is the run's ledger, `last` its last step. Raises: EvidenceMissing.
     """
     name, me = elsewhere.instrument, elsewhere_id(blueprint.trial_key, elsewhere.instrument)
     there = blueprint.model_copy(update={"heldout": elsewhere.heldout})
@@ -172,7 +173,7 @@ def _elsewhere(blueprint: TrialBlueprint, elsewhere: Elsewhere, entries: Sequenc
 
 
 async def losses(swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprint: TrialBlueprint) -> Attrition:
-    """Episodes that a trial has lost so far, over the servers of all its models."""
+    """Count the episodes that a trial has lost so far, over the servers of all its models."""
     runs = [(swarm, blueprint.run_id), *((others[role], run.run_id) for role, run in blueprint.partners.items())]
     mine = client_id(blueprint.trial_key)
     parts = []
@@ -184,8 +185,8 @@ async def losses(swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprin
 async def interim(
     swarm: SwarmClient, blueprint: TrialBlueprint, metrics: Sequence[Metric]
 ) -> tuple[list[tuple[str, int, float]], tuple[SampledEpisode, ...]]:
-    """The held-out curves so far, as (name, step, value), oldest first; and sampled episodes: held-out ones, and the
-    training episodes of the newest evaluation's step."""
+    """Return the held-out curves so far, as (name, step, value), oldest first; and sampled episodes, from the evaluations and from
+    training at the step of the newest evaluation."""
     entries = [entry async for entry in swarm.ledger(run_id=blueprint.run_id, kind="eval")]
     series = interim_series(blueprint, entries, metrics)
     if not series:
@@ -199,11 +200,11 @@ async def interim(
 def interim_series(
     blueprint: TrialBlueprint, entries: Sequence[LedgerEntry], metrics: Sequence[Metric], *, last: int | None = None
 ) -> Points:
-    """The held-out curves: means by optimiser step over the tasks of the interim evaluations, with equal weight per task.
+    """Return the held-out curves: means by optimizer step over the tasks of the interim evaluations, with equal weight per task.
 
-    Only complete evaluations under the weights of one step give a point, one in each `every` steps. Step 0 and `last` get a point
-    from the evaluations before and after training, over the same tasks. entries: of the run's ledger.
-    A curve is left out if the episodes of some point do not report it; without interim evaluations there are no curves.
+    Each point comes from a complete evaluation of one step's weights, at most one in every `every` steps. Steps 0 and `last` get
+    their points from the evaluations before and after training, over the same tasks. A curve is left out if an episode of any
+    point does not report it. Without interim evaluations there are no curves. `entries` is the run's ledger.
     """
     asked, me = blueprint.heldout.interim, client_id(blueprint.trial_key)
     if asked is None:
@@ -259,14 +260,14 @@ def _mean_of_tasks(values: Sequence[tuple[str, float]]) -> float:
 
 
 def points(steps: list[StepMetrics]) -> list[tuple[str, int, float]]:
-    """Step metrics as (name, step, value)."""
+    """Return the metrics of these steps as (name, step, value)."""
     return [(name, one.step, value) for one in steps for name, value in one.values.items()]
 
 
 def _steps(report: RunReport) -> dict[str, list[tuple[int, float]]]:
     found = sorted(report.steps, key=lambda one: one.step)
     if [one.step for one in found] != list(range(1, report.step + 1)):
-        raise EvidenceMissing(f"the run stands at step {report.step}, but {len(found)} steps are recorded")
+        raise EvidenceMissing(f"the run is at step {report.step}, but {len(found)} steps are recorded")
     series: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for name, step, value in points(found):
         series[name].append((step, value))
@@ -274,7 +275,7 @@ def _steps(report: RunReport) -> dict[str, list[tuple[int, float]]]:
 
 
 def _sampled(entries: list[LedgerEntry], last: int) -> list[tuple[int, float]]:
-    """Tokens of training episodes, including dropped ones, by the step for which they were sampled."""
+    """Count the sampled tokens of training episodes, including dropped ones, by the step for which they were sampled."""
     tokens = Counter[int]()
     for entry in entries:
         if entry.kind == "train":
@@ -299,9 +300,10 @@ def _evaluation(
     *,
     partner: bool,
 ) -> dict[str, list[tuple[int, float]]]:
-    """Held-out rewards, successes and reported values under the weights of `step`, in task order, which is equal in all arms.
+    """Return the held-out rewards, successes and reported values under the weights of `step`.
 
-    own: episodes of the trial's own client; people who join may evaluate other tasks.
+    They are in task order, which is the same in all arms. `own` has the episodes of the trial's own client; people who join may
+    evaluate other tasks.
     """
     tried: dict[str, list[LedgerEntry]] = defaultdict(list)
     for entry in own:
@@ -319,10 +321,10 @@ def _evaluation(
 def _kept(
     blueprint: TrialBlueprint, tried: Mapping[str, list[LedgerEntry]], when: str, *, partner: bool
 ) -> dict[int, LedgerEntry]:
-    """Episodes of one evaluation by index: those of the n-th task begin at n times the episodes per task.
+    """Return the episodes of one evaluation by index. The n-th task begins at index n times the number of episodes per task.
 
-    tried: attempts by task. Tasks that were set aside leave gaps, and so do episodes in which a partner was not called.
-    Raises: EvidenceMissing where any other episode is missing, or all are.
+    `tried` has the attempts by task. Tasks that were set aside leave gaps, and so do episodes in which a partner was not called.
+    Raises: EvidenceMissing when any other episode is missing, or when all are.
     """
     wanted = blueprint.heldout
     # A client that was killed during an evaluation may have run one episode too many.
@@ -352,14 +354,14 @@ def _kept(
 
 
 def _used_up(tried: Sequence[LedgerEntry], retries: int) -> bool:
-    """Whether this task itself lost so many attempts that the client gave it up: its missing episodes never come."""
+    """Return whether the task lost so many attempts that the client gave it up, so that its missing episodes will never come."""
     charged = moments(entry for entry in tried if lost_to(entry) in CHARGED)
     deaths = moments(entry for entry in tried if lost_to(entry) is Cause.CLIENT)
     return Tries(charged=charged, deaths=deaths).used_up(retries)
 
 
 def _uncalled(tried: Sequence[LedgerEntry]) -> int:
-    """Number of episodes committed with a team in which nobody called this model."""
+    """Count the team episodes that were committed although nobody called this model."""
     return sum(entry.reason is DropReason.NO_CALLS and lost_to(entry) is Cause.ROLLOUT for entry in tried)
 
 
@@ -372,7 +374,7 @@ def _is_elsewhere(blueprint: TrialBlueprint, entry: LedgerEntry) -> bool:
 
 
 def _joined(entries: list[LedgerEntry], mine: str) -> dict[str, int] | None:
-    """Number of episodes of each other client whose rewards contributed to a step; None without any."""
+    """Count the episodes of each other client whose rewards contributed to a step. Return None if there are none."""
     counted = (entry for entry in entries if entry.step is not None or entry.reason is DropReason.ZERO_VARIANCE)
     return dict(Counter(entry.client_id for entry in counted if entry.client_id != mine)) or None
 
@@ -385,9 +387,9 @@ Points = dict[str, list[tuple[int, float]]]
 
 
 def _evaluated(metrics: Sequence[Metric], kept: Mapping[int, LedgerEntry], when: str) -> Points:
-    """Reported values by index of the held-out episode. kept: the episodes of one evaluation, by index.
+    """Return the reported values by index of the held-out episode. `kept` has the episodes of one evaluation by index.
 
-    Raises: EvidenceMissing where an episode does not report a value.
+    Raises: EvidenceMissing when an episode does not report a value.
     """
     return {
         heldout_outcome(name, when): [(index, _value(entry, name, [*kept.values()])) for index, entry in kept.items()]
@@ -396,9 +398,9 @@ def _evaluated(metrics: Sequence[Metric], kept: Mapping[int, LedgerEntry], when:
 
 
 def _trained(metrics: Sequence[Metric], entries: Sequence[LedgerEntry]) -> Points:
-    """Mean reported value per step over its episodes, including those dropped for equal rewards in their group.
+    """Return the mean reported values per step, over all its episodes, including those dropped for equal rewards in their group.
 
-    Raises: EvidenceMissing where an episode does not report a value.
+    Raises: EvidenceMissing when an episode does not report a value.
     """
     names = _names(metrics)
     by_step: Mapping[int, list[LedgerEntry]] = defaultdict(list)
@@ -428,8 +430,8 @@ def _value(entry: LedgerEntry, name: str, among: Sequence[LedgerEntry]) -> float
         return found
     lacking = sum(name not in each.metrics for each in among)
     raise EvidenceMissing(
-        f"{lacking} of {len(among)} {'held-out' if entry.kind == 'eval' else 'training'} episodes report no {name!r}: have every "
-        f"rollout return Outcome(…, metrics={{{name!r}: …}}), or take the metric out of the instrument's declaration"
+        f"{lacking} of {len(among)} {'held-out' if entry.kind == 'eval' else 'training'} episodes report no {name!r}: make every "
+        f"rollout return Outcome(…, metrics={{{name!r}: …}}), or remove the metric from the instrument's declaration"
     )
 
 
@@ -437,11 +439,12 @@ def _value(entry: LedgerEntry, name: str, among: Sequence[LedgerEntry]) -> float
 
 
 def attrition(own: list[LedgerEntry]) -> Attrition:
-    """Count attempts at episodes, and what lost them.
+    """Count the attempts at episodes, and the causes of those that were lost.
 
-    own: closed and open entries of the trial's own client in one run. Episodes of people who join do not depend on the arm.
-    Losses of an earlier attempt at the trial are in another run's ledger and did not affect this one's numbers. Losses to code
-    that was mended since are subtracted later (`without`): the tasks were tried again, and the failure is on record.
+    `own` has the ledger entries, closed and open, of the trial's own client in one run. Episodes of people who join are left out,
+    because they do not depend on the arm. Losses of an earlier attempt at the trial are in another run's ledger and did not affect
+    this run's numbers. Losses to code that was repaired later are subtracted by `without`: their tasks were tried again, and the
+    failure is on record.
     """
     closed = [entry for entry in own if entry.state not in _OPEN]
     first: dict[Cause, str] = {}
@@ -454,12 +457,12 @@ def attrition(own: list[LedgerEntry]) -> Attrition:
 
 
 def _counts(entry: LedgerEntry) -> bool:
-    """Whether the episode ended with a reward that counts."""
+    """Return whether the episode ended with a reward that counts."""
     return entry.reward is not None and lost_to(entry) is None
 
 
 def lost_to(entry: LedgerEntry) -> Cause | None:
-    """Cause of a closed attempt without a reward that counts; None if it has one."""
+    """Return the cause for which a closed attempt has no reward that counts, or None if it has one."""
     if entry.cause is not None:
         return entry.cause
     if entry.reward is not None and entry.reason is not DropReason.NO_CALLS:
@@ -477,7 +480,7 @@ def _attempts(entries: list[LedgerEntry]) -> EpisodeAttempts:
 
 
 def _set_aside(entries: list[LedgerEntry]) -> int:
-    """Tasks whose attempts were all lost, except those cut short by the end of the run or lost to no cause that counts."""
+    """Count the tasks whose attempts were all lost, at least one of them to a cause that counts, and none to the end of the run."""
     by_task: dict[str, list[LedgerEntry]] = defaultdict(list)
     for entry in entries:
         by_task[entry.task_id].append(entry)

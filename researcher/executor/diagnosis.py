@@ -1,6 +1,6 @@
-"""Why a client ended too early: infrastructure, or the instrument's own code. Rules, in this order:
+"""Finds out why a client ended too early: infrastructure, or the instrument's own code. The rules look, in turn, at
 
-how the process ended · the server's state · the exception's kind · where it was raised · the ledger's reasons
+the server's state · how the process ended · the exception's kind · where it was raised · the ledger's reasons
 
 Pure: text and numbers in, a `Diagnosis` out. If no rule decides, the cause is `UNKNOWN`.
 """
@@ -29,8 +29,14 @@ class Cause(StrEnum):
 class Symptoms:
     """Everything known about a client that ended.
 
-    folder: its code. exit_code: None if nobody saw it end. said: its standard error. lost: why its host ended it, if it
-    did. aborted: reasons of the episodes it aborted. phase: the server's; None if it does not answer.
+    Attributes:
+        folder: the folder of its code.
+        exit_code: None if nobody saw it end.
+        lost: why its host ended it, if that is what happened.
+        said: its standard error.
+        aborted: the reasons of the episodes that it aborted.
+        phase: the server's phase; None if the server does not answer.
+        stalled: whether the client was alive but made no progress.
     """
 
     folder: Path
@@ -44,7 +50,7 @@ class Symptoms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """cause, and who decided it: `rules`, or the name of the LLM that gave the opinion."""
+    """Why a client ended. `by` says who decided that: `rules`, or the name of the LLM that gave the opinion."""
 
     cause: Cause
     why: str
@@ -118,7 +124,7 @@ _PASSING = frozenset(
         "KeyboardInterrupt",
     ]
 )
-"""Names of exceptions that do not count against the code that met them."""
+"""Names of exceptions that are not the fault of the code that met them."""
 _OWN = frozenset({"WorkflowFault", "EpisodeUnfinished", "SyntaxError", "IndentationError", "TabError"})
 """Exceptions that point to the instrument's code wherever they are raised."""
 _PASSING_ERRNO = frozenset({5, 11, 12, 23, 24, 28, 30, 104, 110, 111, 113, 122})
@@ -135,7 +141,7 @@ _GUTTER = re.compile(r"^(?:  )+[|+] ?", re.MULTILINE)
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 _STATUS = re.compile(r"\b(?:Client|Server) error '(\d{3}) ")
 _SHOWN = 6000
-"""How many characters of a traceback are kept."""
+"""Number of characters kept of a traceback."""
 
 
 def diagnose(seen: Symptoms) -> Diagnosis:
@@ -156,12 +162,12 @@ def diagnose(seen: Symptoms) -> Diagnosis:
     if found is not None:
         return found
     if seen.stalled:
-        return Diagnosis(cause=Cause.UNKNOWN, why="the client lived and ended no episode")
+        return Diagnosis(cause=Cause.UNKNOWN, why="the client was alive but ended no episode")
     return Diagnosis(cause=Cause.UNKNOWN, why="the client ended early and left no traceback")
 
 
 def _by_traceback(seen: Symptoms) -> Diagnosis | None:
-    """Cause by the last traceback; if that reports failed rollouts, by their tracebacks."""
+    """Diagnose by the last traceback or, if that one reports failed rollouts, by the tracebacks of the rollouts."""
     blocks = _blocks(seen.said)
     if not blocks:
         return None
@@ -178,7 +184,7 @@ def _by_traceback(seen: Symptoms) -> Diagnosis | None:
 
 
 def _blocks(text: str) -> list[str]:
-    """The text after each "Traceback". Members of an exception group follow it, innermost last."""
+    """Return the text after each "Traceback". The members of an exception group follow the group, innermost last."""
     return (_GUTTER.sub("", text) if _GROUP in text else text).split(_TRACEBACK)[1:]
 
 
@@ -194,7 +200,7 @@ def _judge(block: str, folder: Path) -> Diagnosis:
         return Diagnosis(cause=cause, why=why, error=error, place=place, trace=trace)
 
     if kind in _PASSING or _passing_number(error):
-        return found(Cause.INFRASTRUCTURE, "something else than the code gave way")
+        return found(Cause.INFRASTRUCTURE, "something other than the code failed")
     if kind in _OWN or (frames and frames[-1]["function"] == "hand_in"):
         return found(Cause.CODE, "the instrument cannot be used as it is")
     if own:
@@ -210,7 +216,7 @@ def _passing_number(error: str) -> bool:
 
 
 def exception_line(block: str) -> str:
-    """`KeyError: 'total'`: the first line after a traceback's last frame, or ""."""
+    """Return the first line after a traceback's last frame, such as `KeyError: 'total'`, or ""."""
     end = max((frame.end() for frame in _FRAME.finditer(block)), default=0)
     for line in block[end:].splitlines():
         if line and not line[0].isspace() and _ERROR.match(line):
@@ -219,7 +225,7 @@ def exception_line(block: str) -> str:
 
 
 def _kind(error: str) -> str:
-    """The exception's class name without its module."""
+    """Return the exception's class name without its module."""
     return error.partition(":")[0].rpartition(".")[2]
 
 

@@ -1,10 +1,10 @@
 """Errors while trials run.
 
 ExecutorError
-├── ServerUnfit       this server cannot be used; another may
+├── ServerUnfit       this server cannot be used; another may work
 ├── NoServersLeft     no server can be used; trials are left as they are
 ├── ClusterUnreachable  the Ray cluster where clients run does not answer; trials are left as they are
-├── RunLost           the run that an attempt was to continue is gone: the trial starts afresh
+├── RunLost           the run that an attempt should continue is gone: the trial starts again
 ├── EvidenceMissing   the server's records do not show a complete trial (yet)
 ├── ModelsNotKept     a trial's trained model could not be exported; its server's state is still there
 └── AttemptFailed     this attempt failed; the trial may be tried again
@@ -20,11 +20,11 @@ from researcher.halts import StudyHalted
 
 
 class ExecutorError(Exception):
-    """Base of what the executor raises on purpose."""
+    """Base class of the errors that the executor raises on purpose."""
 
 
 class ServerUnfit(ExecutorError):
-    """A server that cannot be used. url: of the server, if known."""
+    """A server cannot be used. `url` is its address, if known."""
 
     def __init__(self, reason: str, url: str = "") -> None:
         super().__init__(reason)
@@ -40,7 +40,7 @@ class ClusterUnreachable(ExecutorError):
 
 
 class MendByHand(StudyHalted):
-    """The code needs a person's repair. text: where it failed, and what to do."""
+    """A person has to repair the code. `text` says where it failed and what to do."""
 
     def __init__(self, text: str) -> None:
         super().__init__("repair", text)

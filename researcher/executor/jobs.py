@@ -28,7 +28,7 @@ BLUEPRINT = "blueprint.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Input of a client. code: the version that the blueprint names."""
+    """What a client needs to start. `code` is the version that the blueprint names."""
 
     blueprint: TrialBlueprint
     code: Code
@@ -36,7 +36,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A client that was started. name: shown to people. pid, began: id and `started_at` of a local process."""
+    """A client that was started. `name` is shown to people. `pid` and `began` identify a local process; see `started_at`."""
 
     name: str
     pid: int | None = None
@@ -45,53 +45,53 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the newest client ended. exit_code: None if unknown. lost: the reason, if the client was not at fault."""
+    """How the newest client ended. `exit_code` is None if unknown. `lost` is the reason if the client was not at fault."""
 
     exit_code: int | None = None
     lost: str = ""
 
 
 class ClientJob(Protocol):
-    """The client of one attempt. Methods that ask a cluster raise `ClusterUnreachable` when it stays silent."""
+    """The client of one attempt. Methods that ask a cluster raise `ClusterUnreachable` when it does not answer."""
 
     @property
     def folder(self) -> Path:
-        """Folder of the blueprint and the output."""
+        """Folder for the blueprint and the output."""
 
     async def start(self, order: Order) -> Started:
         """Start the client. Raises: BlockingIOError when one is alive; ValueError for code that this place cannot run."""
 
     async def alive(self) -> bool:
-        """Whether a client runs or is about to."""
+        """Return whether a client is running or about to start."""
 
     async def ended(self) -> None:
         """Wait until no client is alive."""
 
     async def end(self, grace_s: float) -> None:
-        """Ask the client and all that it started to end; kill them after `grace_s`. Returns when none is alive.
+        """Ask the client and everything it started to end, and kill them after `grace_s`. Return when none is alive.
 
-        grace_s 0: kill without asking, if the place can; Ray always asks.
+        If `grace_s` is 0, kill them without asking, where that is possible; Ray always asks.
         """
 
     async def ending(self) -> Ending:
-        """How the newest client ended."""
+        """Return how the newest client ended."""
 
     def said(self, length: int = 2000) -> str:
-        """The end of the newest client's output, up to `length` characters."""
+        """Return the end of the newest client's output, up to `length` characters."""
 
     def as_here(self, text: str, code: Path) -> str:
-        """A client's output, with the paths of its code replaced by paths in the local folder `code`."""
+        """Return a client's output with the paths of its code replaced by paths in the local folder `code`."""
 
 
 class ClientPlace(Protocol):
     """Where clients run."""
 
     def job(self, folder: Path, name: str) -> ClientJob:
-        """The client of the attempt that keeps its files in `folder`. name: unique to the attempt across studies."""
+        """Return the client of the attempt that keeps its files in `folder`. `name` is unique to the attempt across studies."""
 
 
 class LocalPlace:
-    """A `ClientPlace` of local processes. python: their interpreter; the instrument's own environment if it needs one."""
+    """Runs clients as local processes. `python` is their interpreter, from the instrument's own environment if it needs one."""
 
     def __init__(self, clock: Clock, python: str = sys.executable) -> None:
         self._clock = clock
@@ -102,7 +102,7 @@ class LocalPlace:
 
 
 class LocalJob:
-    """A `ClientJob`: the local process in one berth."""
+    """A client that runs as a local process, in one berth."""
 
     def __init__(self, berth: Berth, python: str) -> None:
         self._berth = berth

@@ -25,7 +25,7 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalServer:
-    """A server to start. folder: its state and output, for one study."""
+    """A server to start. `folder` holds its state and output, for one study."""
 
     model: str
     folder: Path
@@ -36,8 +36,14 @@ class LocalServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLimits:
-    """listen_s: time limit until it listens. restarts: most restarts in a row. quiet_s: a server that lived this long
-    starts the count anew. grace_s: time for an orderly end."""
+    """Limits for a server that a study starts.
+
+    Attributes:
+        listen_s: how long it may take to start listening.
+        restarts: maximum number of restarts in a row.
+        quiet_s: a server that was alive for this long resets the count of restarts.
+        grace_s: how long it may take to end in an orderly way.
+    """
 
     listen_s: float = 60.0
     restarts: int = 3
@@ -63,7 +69,10 @@ class LocalProcess:
         return self._state / "runs"
 
     async def start(self) -> str:
-        """Start the server, or find the one that runs; returns its URL. Raises: ServerUnfit when it ends, or does not listen."""
+        """Start the server, or find the running one, and return its URL.
+
+        Raises: ServerUnfit when the server ends or does not start listening.
+        """
         if self._berth.alive():
             return await self._listening()
         port = self._last_port()
@@ -77,7 +86,7 @@ class LocalProcess:
         return await self._listening()
 
     async def keep_alive(self, url: str) -> str:
-        """Restart the server on the same port whenever it dies. Returns the reason when restarts no longer help."""
+        """Restart the server on the same port whenever it dies. Return the reason once restarts no longer help."""
         deaths = 0
         while True:
             began = self._clock.monotonic()
@@ -104,7 +113,7 @@ class LocalProcess:
         self._berth.start(command, child_environ(self._environ))
 
     async def _listening(self) -> str:
-        """Wait until the server announces its URL; returns it."""
+        """Wait until the server announces its URL, and return it."""
         deadline = self._clock.monotonic() + self._limits.listen_s
         while self._clock.monotonic() < deadline:
             alive, url = self._berth.alive(), self._announced()
@@ -118,7 +127,7 @@ class LocalProcess:
         raise ServerUnfit(f"the swarm server did not listen within {self._limits.listen_s:.0f} s: {self._last_words()}")
 
     def _announced(self) -> str | None:
-        """The URL in server.json, if the live process wrote it."""
+        """Return the URL in server.json, if the live process wrote it."""
         try:
             facts = json.loads((self._state / "server.json").read_bytes())
         except FileNotFoundError:

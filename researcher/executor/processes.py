@@ -1,8 +1,8 @@
 """Processes that outlive the researcher: started in their own session, found again after its death, ended from outside.
 
-A `Berth` is the folder of one such process. Only the process inherits its lock, so a held lock means that the process is
-alive, even after its parent died. The process writes its pid there before it does anything else. So a running process can
-be found at every instant.
+A `Berth` is the folder of one such process. Only the process inherits the folder's lock, so a held lock means that the process
+is alive, even after its parent died. The process writes its pid there before it does anything else, so that a running process
+can always be found.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Berth:
         self._exit_code: int | None = None
 
     def start(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
-        """Start `command`; returns its pid. Output is appended to the folder's logs.
+        """Start `command` and return its pid. Its output is appended to the folder's logs.
 
-        Raises: BlockingIOError when a process is alive here already.
+        Raises: BlockingIOError when a process is already alive here.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if not locked(lock, self.folder / "lock", wait=False):
-                raise BlockingIOError(f"a process lives in {self.folder} already")
+                raise BlockingIOError(f"a process is already running in {self.folder}")
             self._pid_file.unlink(missing_ok=True)
             os.set_inheritable(lock, True)
             # Not subprocess.Popen: it expects to wait for its child, and this child may outlive us.
@@ -82,14 +82,14 @@ class Berth:
             os.close(lock)
 
     def pid(self) -> int | None:
-        """The pid of the live process; None if there is none, or its pid is not known yet."""
+        """Return the pid of the live process, or None if there is none or its pid is not known yet."""
         if not self.alive():
             return None
         text = self._pid_file.read_text().strip() if self._pid_file.exists() else ""
         return int(text) if text else None
 
     def exit_code(self) -> int | None:
-        """The exit code, if this process started it; else None."""
+        """Return the exit code of a process that has ended, if this Python process started it; else None."""
         self._reap()
         return self._exit_code
 
@@ -101,7 +101,7 @@ class Berth:
                 await self._clock.sleep(_WATCH_S)
 
     async def end(self, grace_s: float) -> None:
-        """Ask the process and all that it started to end; kill them after `grace_s`, at once if that is 0."""
+        """Ask the process and everything it started to end, and kill them after `grace_s`. If that is 0, kill them immediately."""
         for number in (signal.SIGTERM, signal.SIGKILL) if grace_s > 0 else (signal.SIGKILL,):
             while (pid := self.pid()) is None and self.alive():
                 await self._clock.sleep(_STARTING_S)
@@ -116,7 +116,7 @@ class Berth:
         await self.ended()
 
     def tail(self, name: str = "err.log", length: int = 2000) -> str:
-        """The end of a log, up to `length` characters."""
+        """Return the end of a log, up to `length` characters."""
         try:
             with open(self.folder / name, "rb") as file:
                 return last_bytes(file, length).decode(errors="replace").strip()
@@ -124,7 +124,7 @@ class Berth:
             return ""
 
     def size(self, name: str = "err.log") -> int:
-        """Size of a log in bytes."""
+        """Return the size of a log in bytes."""
         file = self.folder / name
         return file.stat().st_size if file.exists() else 0
 
@@ -146,9 +146,9 @@ class Berth:
 
 
 def started_at(pid: int) -> float | None:
-    """When a process began (seconds after boot on Linux, Unix time elsewhere); None if it does not exist.
+    """Return when a process began (seconds after boot on Linux, Unix time elsewhere), or None if it does not exist.
 
-    Pid and start together identify a process, even when pids are reused.
+    The pid and this time together identify a process, even when pids are reused.
     """
     if Path("/proc/self/stat").exists():
         try:
@@ -162,9 +162,9 @@ def started_at(pid: int) -> float | None:
 
 
 def child_environ(environ: Mapping[str, str] | None = None, *, own: bool = False) -> dict[str, str]:
-    """Environment in which a child process finds the same code, whatever its working directory.
+    """Return an environment in which a child process finds the same code, whatever its working directory.
 
-    own: whether the child is a researcher itself. Only then it gets the addresses for notices, which are secrets.
+    `own` says that the child is itself a researcher. Only then does it get the addresses for notices, which are secrets.
     """
     env = dict(os.environ if environ is None else environ)
     if not own:
@@ -173,7 +173,7 @@ def child_environ(environ: Mapping[str, str] | None = None, *, own: bool = False
 
 
 async def _woken_at_end(pid: int) -> bool:
-    """Wait for the end of a process, child or not. False if the system cannot do that (not Linux)."""
+    """Wait for the end of a process, whether or not it is a child. Return False if the system cannot do that (not Linux)."""
     if not hasattr(os, "pidfd_open"):
         return False
     try:

@@ -1,7 +1,7 @@
-"""A Ray cluster through its job server: submit, look up, read and stop jobs, with retries.
+"""A client of a Ray cluster's job server: submits, looks up, reads and stops jobs, with retries.
 
-The only module that imports Ray, and only when a cluster is used. Ray's client (`ray.job_submission`) is synchronous and
-runs in threads. It needs `ray` and `requests`, not the packages of a cluster's head.
+This is the only module that imports Ray, and it does so only when a cluster is used. Ray's client (`ray.job_submission`) is
+synchronous and runs in threads. It needs `ray` and `requests`, but not the packages of a cluster's head.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _ANSWER_S = 30.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 8.0
 _OVER = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 _OWN_END = "JOB_ENTRYPOINT_COMMAND_ERROR"
-"""Ray's error type for a command that itself exited with an error."""
+"""Ray's error type for a job whose own command exited with an error."""
 _END = 300
-"""How many characters of Ray's messages are shown, at the beginning and at the end."""
+"""Number of characters shown of a long message from Ray, both from its beginning and from its end."""
 INSTALL = "pip install 'swarm-researcher[ray]'"
 T = TypeVar("T")
 
@@ -39,8 +39,9 @@ class ClusterRefused(ValueError):
 
 
 class JobServer(Protocol):
-    """The methods of `ray.job_submission.JobSubmissionClient` in use. Raises: OSError when it cannot be reached,
-    RuntimeError when it refuses.
+    """The methods of `ray.job_submission.JobSubmissionClient` that are used here.
+
+    They raise OSError when the server cannot be reached, and RuntimeError when it refuses.
     """
 
     def submit_job(
@@ -66,8 +67,13 @@ class JobServer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenJob:
-    """A job as the cluster knows it. status: Ray's word for it. lost: why it ended, if its command did not end by itself.
-    message: Ray's own, with the end of the output if the command failed."""
+    """A job as the cluster knows it.
+
+    Attributes:
+        status: Ray's name of the status.
+        lost: why the job ended, if that was not because its command ended.
+        message: Ray's message, with the end of the output if the command failed.
+    """
 
     status: str
     exit_code: int | None
@@ -81,16 +87,19 @@ class SeenJob:
 
     @property
     def waiting(self) -> bool:
-        """Whether its command has not begun: the cluster has no room for it yet, or prepares its environment."""
+        """Whether its command has not begun, because the cluster has no room yet or is preparing the environment."""
         return self.status == "PENDING"
 
 
 class RayCluster:
     """Client of one cluster's job server.
 
-    address: of the job server, `http://HOST:8265`; None lets Ray find it by RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or a
-    cluster on this machine. patience_s: how long to retry if the cluster does not answer.
-    connect: how to reach the job server; by default through Ray's own client.
+    Args:
+        address: address of the job server, `http://HOST:8265`. None lets Ray find it by RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or a
+            cluster on this machine.
+        patience_s: how long to retry if the cluster does not answer.
+        connect: how to reach the job server, by default through Ray's own client.
+        tell: receives a line of text while the cluster does not answer.
     """
 
     def __init__(
@@ -117,7 +126,7 @@ class RayCluster:
         )
 
     async def look(self, submission_id: str) -> SeenJob | None:
-        """The job; None if the cluster does not know it."""
+        """Return the job, or None if the cluster does not know it."""
         return await self._ask(lambda server: _seen(server, submission_id))
 
     async def submit(
@@ -130,7 +139,7 @@ class RayCluster:
         metadata: Mapping[str, str],
         cpus: float,
     ) -> bool:
-        """Submit a job with the archive's files in its working directory; False if a job of this id exists."""
+        """Submit a job with the archive's files in its working directory. Return False if a job with this id already exists."""
 
         def submit(server: JobServer) -> bool:
             try:
@@ -150,7 +159,7 @@ class RayCluster:
         return await self._ask(submit)
 
     async def logs(self, submission_id: str) -> str | None:
-        """The job's output; None if its node or log service is gone."""
+        """Return the job's output, or None if its node or log service is gone."""
 
         def logs(server: JobServer) -> str | None:
             try:
@@ -161,7 +170,7 @@ class RayCluster:
         return await self._ask(logs)
 
     async def stop(self, submission_id: str) -> None:
-        """Ask the job to end. A job that is unknown to the cluster or over is left alone."""
+        """Ask the job to end. Do nothing if the cluster does not know the job, or if it is over."""
 
         def stop(server: JobServer) -> None:
             try:
@@ -173,7 +182,7 @@ class RayCluster:
         await self._ask(stop)
 
     async def check_reach(self, urls: Sequence[str]) -> None:
-        """Check by address that every node can reach the swarm servers. urls: empty for servers started here.
+        """Check, by their addresses, that every node can reach the swarm servers. `urls` is empty for servers started here.
 
         Raises: ClusterRefused for servers on loopback if the cluster has other machines; ClusterUnreachable.
         """
@@ -184,15 +193,15 @@ class RayCluster:
         if away:
             what = f"{near[0]} is" if near else "the server that this study would start is"
             raise ClusterRefused(
-                f"{what} reached from this machine alone, and the Ray cluster at {self.name} has others ({', '.join(away[:3])}"
+                f"{what} only reachable from this machine, but the Ray cluster at {self.name} has others ({', '.join(away[:3])}"
                 f"{', ...' if len(away) > 3 else ''}): start `swarm serve --host 0.0.0.0` with SWARM_ADMIN_TOKEN and SWARM_CLIENT_TOKEN set, and "
-                "give --server http://THIS-HOST:8642, an address that those machines reach"
+                "give --server http://THIS-HOST:8642, an address that those machines can reach"
             )
 
     async def _ask(self, question: Callable[[JobServer], T]) -> T:
-        """Retry until there is an answer. Raises: ClusterUnreachable; ClusterRefused.
+        """Send a request to the job server, and retry until it answers. Raises: ClusterUnreachable; ClusterRefused.
 
-        A request that has begun is always awaited, even under cancellation: otherwise a submitted job could be missed.
+        A request that was sent is always awaited, even under cancellation; otherwise a submitted job could be missed.
         """
         deadline, backoff_s = self.clock.monotonic() + (0.0 if self._given_up else self._patience_s), _FIRST_BACKOFF_S
         while True:
@@ -229,14 +238,17 @@ class RayCluster:
 
 
 def check_installed() -> None:
-    """Raises: ClusterRefused with the command that installs missing packages. Imports nothing."""
+    """Check that Ray's client is installed, without importing it. Raises: ClusterRefused, with the command that installs it."""
     lacking = [name for name in ("ray", "requests") if importlib.util.find_spec(name) is None]
     if lacking:
-        raise ClusterRefused(f"--clients ray needs {' and '.join(lacking)}, not installed here: {INSTALL}")
+        raise ClusterRefused(f"--clients ray needs {' and '.join(lacking)}; install with {INSTALL}")
 
 
 def check_address(address: str | None, environ: Mapping[str, str]) -> None:
-    """Raises: ClusterRefused for an invalid address, or when Ray's environment variables name another cluster."""
+    """Check a job server's address.
+
+    Raises: ClusterRefused when it is invalid, or when Ray's environment variables name another cluster.
+    """
     if address is None:
         return
     parts = urlsplit(address)
@@ -246,23 +258,23 @@ def check_address(address: str | None, environ: Mapping[str, str]) -> None:
         )
     if parts.username or parts.password:
         raise ClusterRefused(
-            "--clients: an address with a password would stand in the records; give Ray its token by RAY_AUTH_TOKEN"
+            "--clients: a password in the address would end up in the records; pass the token to Ray in RAY_AUTH_TOKEN"
         )
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
         if environ.get(name, address).rstrip("/") != address.rstrip("/"):
             raise ClusterRefused(
-                f"{name} is set to another cluster, and Ray obeys it before any address that is given: unset it, or write --clients ray"
+                f"{name} names another cluster, and Ray prefers it to the address you gave: unset it, or write --clients ray"
             )
 
 
 def _connected(address: str | None) -> JobServer:
-    """Raises: OSError, RuntimeError; ClusterRefused."""
+    """Connect to the job server through Ray's own client. Raises: OSError, RuntimeError; ClusterRefused."""
     check_installed()
     from ray.exceptions import AuthenticationError, RayError
     from ray.job_submission import JobSubmissionClient
 
     class Timed(JobSubmissionClient):  # type: ignore[misc]  # Ray is not typed for us
-        """Ray's own client, which waits for ever, with a time limit per request."""
+        """Ray's own client, with a time limit per request instead of waiting forever."""
 
         def _do_request(self, method: str, endpoint: str, **more: Any) -> Any:
             try:
@@ -282,7 +294,7 @@ def _connected(address: str | None) -> JobServer:
 
 
 def _seen(server: JobServer, submission_id: str) -> SeenJob | None:
-    """Raises: OSError, RuntimeError when the server cannot say."""
+    """Look up a job, or return None if the server does not know it. Raises: OSError, RuntimeError when the server cannot say."""
     try:
         found = server.get_job_info(submission_id)
     except RuntimeError:  # no such job, or another failure? the list of jobs decides
@@ -302,7 +314,7 @@ def _seen(server: JobServer, submission_id: str) -> SeenJob | None:
 
 
 def _shortened(text: str) -> str:
-    """One line with the beginning and the end of the text; a traceback has its error at the end."""
+    """Shorten a text to one line with its beginning and its end, because a traceback has its error at the end."""
     line = " ".join(text.split())
     return line if len(line) <= 2 * _END else f"{line[:_END]} ... {line[-_END:]}"
 
@@ -319,7 +331,7 @@ def _node_addresses(server: JobServer) -> list[str]:
 
 
 def _is_here(address: str) -> bool:
-    """Whether an address belongs to this machine: only such an address can be bound."""
+    """Return whether an address belongs to this machine: only then can a socket bind to it."""
     try:
         family = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family[0], socket.SOCK_DGRAM) as probe:

@@ -1,9 +1,10 @@
-"""The files of a client for a machine without our code: one archive, the same bytes for the same content.
+"""Runs clients as jobs on a Ray cluster, whose machines lack our code. Each job gets one archive, with these files:
 
     swarm/client, swarm/protocol, foundation    the client library: pure Python; it also needs httpx and pydantic
-    instrument/                                 the instrument's code, in the version that is to run
+    instrument/                                 the version of the instrument's code that the client runs
 
-and further files beside them. The folder that the archive is unpacked in is the client's working directory.
+and a few more beside them. The client's working directory is the folder in which the archive is unpacked. The same content
+always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from researcher.executor.ray_cluster import ClusterRefused, RayCluster, SeenJob
 INSTRUMENT = "instrument"
 _LIBRARY = ("foundation", "swarm/client", "swarm/protocol")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""Fixed timestamp of every file, so that equal content gives an equal archive."""
+"""Fixed timestamp of every file, so that the same content gives the same archive."""
 
 
 def packed(code: Path, files: Mapping[str, bytes]) -> bytes:
-    """A zip of the client library, the instrument's folder and `files` (content by name). Only the owner may read `files`."""
+    """Build a zip of the client library, the instrument's folder and `files` (content by name), which only the owner may read."""
     data = BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in sorted(
@@ -63,22 +64,25 @@ _WITH_TOKEN = f"read -r SWARM_TOKEN < {_TOKEN} && rm {_TOKEN} && export SWARM_TO
 _FORWARDED = ("SWARM_LOG_LEVEL",)
 _STATE, _ARCHIVE, _JOB = "ray.json", "client.zip", "job"
 _CPUS = 1.0
-"""CPUs per client. Ray places jobs that ask for none on the cluster's head."""
+"""CPUs per client. Ray would place a job that asks for none on the cluster's head."""
 _LOOK_S, _READ_S = 1.0, 30.0
-"""Intervals at which a job is polled, and its output fetched."""
+"""Intervals at which a job is polled, and at which its output is fetched."""
 _REHEARSAL_LIMIT_S = 600.0
-"""Packages may have to be installed first."""
+"""Time limit of a rehearsal. It is long because packages may have to be installed first."""
 _SLACK_S = 20.0
-"""Extra wait, beyond a job's own stop time, before a job that still waits for resources is abandoned."""
+"""How much longer than a job's own stop time to wait before abandoning a job that still waits for resources."""
 _UNPACKED = re.compile(r"""[^\s"']*/_ray_pkg_[0-9a-f]+/""" + INSTRUMENT + "/")
 """Path of a client's files on a node."""
 _LONGEST_NAME = 60
 
 
 class RayPlace:
-    """A `ClientPlace` of Ray jobs. pins: packages (`name==version`) that pip installs on the workers.
+    """Runs clients as Ray jobs.
 
-    stop_s: time for a stopped job to end by itself. environ: source of the tokens.
+    Args:
+        pins: packages (`name==version`) that pip installs on the workers.
+        stop_s: how long a stopped job may take to end before it is killed.
+        environ: environment variables, with the tokens.
     """
 
     def __init__(
@@ -99,14 +103,17 @@ class RayPlace:
 
     @property
     def token(self) -> str | None:
-        """The client's token for servers; a client token is preferred to an admin's."""
+        """The client's token for servers. A client token is preferred to an admin token."""
         given = (self._environ.get(name) for name in ("SWARM_CLIENT_TOKEN", "SWARM_TOKEN", "SWARM_ADMIN_TOKEN"))
         return next((token for token in given if token), None)
 
     async def submit(
         self, name: str, entrypoint: str, folder: Path, archive: bytes, metadata: Mapping[str, str]
     ) -> bool:
-        """Submit a job with this archive, which is written to `folder` and deleted afterwards. False if the name is taken."""
+        """Submit a job with this archive, which is written to `folder` and deleted afterwards.
+
+        Return False if a job of that name exists.
+        """
         file = folder / _ARCHIVE
         try:
             _write_for_us(file, archive)
@@ -123,8 +130,8 @@ class RayPlace:
     async def rehearse(self, code: Path, workflow: str, asked: Mapping[str, Any], folder: Path, name: str) -> None:
         """Draw the instrument's tasks on the cluster, to check that its Python has what a client needs.
 
-        asked: as for swarm.client.rehearsal. folder: for the archive. Raises: ClusterRefused with the end of the job's output;
-        ClusterUnreachable.
+        `asked` is as for `swarm.client.rehearsal`. The archive is written to `folder` for a moment.
+        Raises: ClusterRefused, with the end of the job's output; ClusterUnreachable.
         """
         clock = self.cluster.clock
         deadline = clock.monotonic() + _REHEARSAL_LIMIT_S
@@ -135,7 +142,7 @@ class RayPlace:
             if clock.monotonic() > deadline:
                 await self.cluster.stop(name)
                 raise ClusterRefused(
-                    f"the Ray cluster at {self.cluster.name} drew no tasks within {_REHEARSAL_LIMIT_S:.0f} s (it says "
+                    f"the Ray cluster at {self.cluster.name} drew no tasks within {_REHEARSAL_LIMIT_S:.0f} s (job status: "
                     f"{seen.status}): does it have a free CPU? See `ray status`"
                 )
             await clock.sleep(_LOOK_S)
@@ -144,7 +151,7 @@ class RayPlace:
         if seen is None or seen.status != "SUCCEEDED":
             why = seen.lost if seen is not None and seen.lost else lines[-1]
             raise ClusterRefused(
-                f"a client cannot work on the Ray cluster at {self.cluster.name}: {why}. `python` on its nodes must be 3.11 or "
+                f"a client cannot run on the Ray cluster at {self.cluster.name}: {why}. `python` on its nodes must be 3.11 or "
                 "newer, with httpx, pydantic and what the instrument imports (docs/guides/ray.md)"
             )
         if "problem" in (answer := json.loads(lines[-1])):
@@ -152,7 +159,7 @@ class RayPlace:
 
 
 class RayJob:
-    """A `ClientJob` on a Ray cluster. Its folder records the newest job (`ray.json`) and each job's output."""
+    """A client that runs as a Ray job. Its folder records the newest job (`ray.json`) and the output of each job."""
 
     def __init__(self, place: RayPlace, folder: Path, name: str) -> None:
         self.folder = folder
@@ -167,7 +174,7 @@ class RayJob:
             raise ValueError("code written by an LLM needs a sandbox, and Ray jobs have none: use --clients local")
         seen = await self._seen()
         if seen is not None and not self._over(seen):
-            raise BlockingIOError(f"the job {self._id()} lives")
+            raise BlockingIOError(f"the job {self._id()} is still running")
         if seen is not None or not self._number:
             self._remember(self._number + 1)
         while not await self._submitted(order):
@@ -175,9 +182,9 @@ class RayJob:
         return Started(name=f"Ray job {self._id()} at {self._cluster.name}")
 
     async def _submitted(self, order: Order) -> bool:
-        """Submit the newest job; returns whether the cluster has it.
+        """Submit the newest job, and return whether the cluster has it.
 
-        If a killed researcher submitted a job under that name, keep it if it is the same; else end it and return False.
+        A killed researcher may have submitted a job under that name. Keep it if it is the same job, else end it and return False.
         """
         blueprint = order.blueprint.model_copy(update={"instrument_dir": INSTRUMENT})
         files = {BLUEPRINT: (blueprint.model_dump_json(indent=2) + "\n").encode(), _JOB: f"{self._id()}\n".encode()}
@@ -221,7 +228,7 @@ class RayJob:
     async def ending(self) -> Ending:
         seen = await self._seen()
         if seen is None:
-            return Ending(lost="the cluster does not know its job any more" if self._number else "")
+            return Ending(lost="the cluster no longer knows its job" if self._number else "")
         return Ending(exit_code=seen.exit_code, lost=seen.lost)
 
     def said(self, length: int = 2000) -> str:
@@ -257,7 +264,7 @@ class RayJob:
     # -- the cluster's state ------------------------------------------------------------------------------------------
 
     async def _seen(self) -> SeenJob | None:
-        """The newest job. If it is over, fetch its output first."""
+        """Return the newest job, if there is one. If it is over, fetch its output first."""
         if not self._number:
             return None
         seen = await self._cluster.look(self._id())
@@ -270,7 +277,7 @@ class RayJob:
         return seen.over or (seen.waiting and bool(self._state.get("let_go")))
 
     async def _fetch(self, instead: str = "") -> None:
-        """Fetch the output. instead: text to write if the output is not available."""
+        """Fetch the job's output into its log. If it is not available, write `instead`."""
         said = await self._cluster.logs(self._id())
         if said or instead:
             write_atomically(self._log, (said or instead).encode())

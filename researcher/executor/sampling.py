@@ -1,6 +1,6 @@
-"""A few of a trial's episodes, call by call, so that people see what is behind the numbers. Bounded, without secrets.
+"""Samples a few of a trial's episodes, call by call, so that people see what is behind the numbers.
 
-Optional: no trial fails because of it. The choice depends only on the ledger's order.
+The sample is bounded and contains no secrets. A trial never fails because of it. The choice depends only on the ledger's order.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from swarm.protocol.episodes import EpisodeTrace, LedgerEntry, RecordedCall
 from swarm.protocol.errors import SwarmError
 
 TRAIN, EVAL, INTERIM = 4, 2, 2
-"""Episodes taken from training and from each evaluation; number of interim evaluations to take episodes from."""
+"""Number of episodes taken from training and from each evaluation, and number of interim evaluations to take them from."""
 MOST_CALLS = 16
-"""Most calls of one episode, taken from its beginning and its end."""
+"""Maximum number of calls kept of one episode, from its beginning and its end."""
 MOST_CHARACTERS = 6000
-"""Most characters of one request or answer, as JSON."""
+"""Maximum number of characters of one request or answer, as JSON."""
 _LONGEST_TEXT = 1500
 _MOST_ITEMS = 24
 _DEEPEST = 8
 
 
 async def sample(swarm: SwarmClient, entries: Sequence[LedgerEntry]) -> tuple[SampledEpisode, ...]:
-    """The episodes, oldest first; fewer where the server no longer has them."""
+    """Fetch the chosen episodes, oldest first. Leave out those that the server no longer has."""
     taken = []
     for entry in chosen(entries):
         try:
@@ -42,10 +42,10 @@ async def sample(swarm: SwarmClient, entries: Sequence[LedgerEntry]) -> tuple[Sa
 
 
 def chosen(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """Episodes spread evenly over training, and over the tasks of the evaluations before and after it, equal in all arms.
+    """Choose episodes spread evenly over training, and over the tasks of the evaluations before and after it.
 
-    If there are interim evaluations, the newest is included; all evaluations then show the same tasks, so that one can see
-    answers change.
+    All arms show the same tasks. If there are interim evaluations, the newest is included; all evaluations then show the same
+    tasks, so that people can see how answers change.
     """
     played = [entry for entry in entries if entry.reward is not None and entry.calls]
     train = sorted((entry for entry in played if entry.kind == "train"), key=_in_training)
@@ -63,18 +63,18 @@ def chosen(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
 
 
 def _newest(interim: Sequence[LedgerEntry]) -> list[int]:
-    """The steps of the interim evaluations to take episodes from: the newest, and the one halfway to it."""
+    """Return the steps of the interim evaluations to take episodes from: the newest one, and one halfway to it."""
     steps = sorted({entry.claimed_step for entry in interim})
     return sorted({steps[(len(steps) - 1) * place // INTERIM] for place in range(1, INTERIM + 1)}) if steps else []
 
 
 def _in_training(entry: LedgerEntry) -> tuple[int, str, int, str]:
-    """Sort key without times: two arms on one seed then show the same tasks, whichever answered sooner."""
+    """Return a sort key without times, so that two arms on one seed show the same tasks, whichever answered sooner."""
     return entry.claimed_step, entry.task_id, entry.slot or 0, entry.episode_id
 
 
 def _one_a_task(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """The first episode of each task, sorted by task name."""
+    """Return the first episode of each task, sorted by task name."""
     first: dict[str, LedgerEntry] = {}
     for entry in sorted(entries, key=lambda entry: (entry.claimed_at, entry.episode_id)):
         first.setdefault(entry.task_id, entry)
@@ -129,7 +129,7 @@ def _call(call: RecordedCall) -> SampledCall:
 
 
 def bounded(value: Any) -> Any:
-    """Any JSON value, cut to at most `MOST_CHARACTERS`, without secrets or characters that a database refuses."""
+    """Cut a JSON value to at most `MOST_CHARACTERS`, and remove secrets and characters that a database refuses."""
     cut = _cut(value, 0)
     text = json.dumps(cut, ensure_ascii=False)
     return cut if len(text) <= MOST_CHARACTERS else {"cut": text[: MOST_CHARACTERS // 2]}

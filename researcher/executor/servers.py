@@ -1,4 +1,4 @@
-"""The server pool: which swarm servers a study may use, who holds them, and whether they are fit.
+"""The server pool: which swarm servers a study may use, who has leased them, and whether they can be used.
 
 Servers are leased in SQL, so that two studies never send runs to the same one.
 """
@@ -33,15 +33,19 @@ from swarm.protocol.status import Phase, ServerStatus
 
 _log = logging.getLogger(__name__)
 _KNOCK_S = 0.5
-"""Interval between attempts to reach a server that does not answer yet."""
+"""Interval at which to try a server that does not answer yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """Durations of a lease, of a server's boot, and of an outage before the server counts as lost.
+    """Time limits of a server pool, in seconds.
 
-    first_answer_s: how long a given server may be silent at the start of a study. told_s: interval of the messages
-    about that.
+    Attributes:
+        lease_s: duration of a server's lease, which is renewed in time.
+        boot_s: how long a server may take to boot.
+        first_answer_s: how long a given server may stay silent at the start of a study.
+        told_s: interval of the messages about a silent server.
+        unreachable_s: how long a server may stay silent later, before it counts as lost.
     """
 
     lease_s: float = 60.0
@@ -53,7 +57,7 @@ class PoolLimits:
 
 
 class Server:
-    """One server that a study holds. `unfit` says why it can no longer be used."""
+    """One server that a study has leased. `unfit` says why it can no longer be used."""
 
     def __init__(self, url: str, swarm: SwarmClient, lease: int, *, owned: bool, runs: Path | None = None) -> None:
         self.url = url
@@ -68,12 +72,12 @@ class Server:
         self.unfit: str | None = None
 
     def hosts(self, model: PlanModel) -> bool:
-        """Whether the server has reported that it hosts the model."""
+        """Return whether the server has reported that it hosts the model."""
         found = self.status
         return found is not None and model.is_hosted(found.model, found.model_fingerprint, found.engine.backend)
 
     def check(self) -> None:
-        """Raises: ServerUnfit."""
+        """Raise ServerUnfit if the server can no longer be used."""
         if self.unfit is not None:
             raise ServerUnfit(f"{self.url}: {self.unfit}", self.url)
 
@@ -85,7 +89,7 @@ class Server:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def ready(self, clock: Clock, limit_s: float) -> ServerStatus:
-        """Wait until the server has booted; returns its status. Raises: ServerUnfit when it failed, or takes too long."""
+        """Wait until the server has booted, and return its status. Raises: ServerUnfit when it fails or takes too long."""
         deadline = clock.monotonic() + limit_s
         try:
             async for status in self.swarm.statuses(wait_s=10.0):
@@ -106,7 +110,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The servers of one trial: the main one, and one per further role."""
+    """The servers of one trial: the main one, and one for each further role."""
 
     main: Server
     beside: Mapping[str, Server] = field(default_factory=dict)
@@ -120,11 +124,11 @@ class Site:
         return all(server.unfit is None for server in self.servers)
 
     def takes(self, plan: Plan, arm: str) -> bool:
-        """Whether the arm's model is hosted here. If all arms share a model, every site takes every arm."""
+        """Return whether the arm's model is hosted here. If all arms share a model, every site takes every arm."""
         return not plan.models or self.main.hosts(plan.model_of(arm))
 
     def check(self) -> None:
-        """Raises: ServerUnfit."""
+        """Raise ServerUnfit if one of the servers can no longer be used."""
         for server in self.servers:
             server.check()
 
@@ -134,7 +138,7 @@ class Site:
         gone.unfit = gone.unfit or str(error).removeprefix(f"{gone.url}: ")
 
     def labels(self) -> dict[str, str]:
-        """Labels of a run on the main server: the URLs of its partners."""
+        """Return the labels of a run on the main server: the URLs of its partners' servers."""
         return {f"server:{role}": server.url for role, server in self.beside.items()}
 
 
@@ -143,9 +147,9 @@ _TOKENS = ("SWARM_ADMIN_TOKEN", "SWARM_TOKEN", "SWARM_CLIENT_TOKEN")
 
 
 def server_token(environ: Mapping[str, str]) -> str | None:
-    """The token for servers. An admin token is preferred, because it may start runs.
+    """Return the token for servers. An admin token is preferred, because it may start runs.
 
-    Raises: UsageError naming a variable with an invalid token.
+    Raises: UsageError, naming the variable, for an invalid token.
     """
     for name in _TOKENS:
         try:
@@ -156,21 +160,24 @@ def server_token(environ: Mapping[str, str]) -> str | None:
 
 
 def one_server(url: str, other: str) -> str:
-    """Error message for two addresses of the same server."""
+    """Return the error message for two addresses of the same server."""
     return f"{url} and {other} are the same server: give one of them"
 
 
 class ServerPool:
-    """An async context manager over the servers of one study: those given by url, or those started here.
+    """An async context manager over the servers of one study: those given by URL, or those started here.
 
-    holder: who holds the leases; after a crash, the same text gets them back at once.
-    local: servers to start here, one after the other, if no URL is given. roles: of the further models of a trial, each on a
-    server of its own. Given servers are assigned in order: first the instrument's own model, then a server for each role.
-    by_turns: run only one of `local` at a time, the one that hosts the model last passed to `turn_to`; none at first.
-    at_most: most trials at once; no more servers are taken than these need. None: as many as there are servers for.
-    models: number of different models that the trials train; if several, all servers are taken, whatever `at_most`.
-    keep_runs: whether the checkpoints of a run stay on our own server's disk when the next run begins.
-    tell: receives a line about each wait. transport: for requests to the given servers; None is the network.
+    Args:
+        holder: name of the leases' owner. After a crash, the same name gets the leases back immediately.
+        urls: addresses of given servers. They are assigned in order: one for the instrument's own model, then one for each role.
+        local: servers to start here, one after the other, if no URL is given.
+        roles: roles of a trial's further models, each of which gets a separate server.
+        by_turns: run only one of `local` at a time: the one that hosts the model last passed to `turn_to`; none at first.
+        models: number of different models that the trials train. If there are several, `at_most` does not limit the servers.
+        at_most: maximum number of trials at the same time. Only the servers that they need are leased. None means no limit.
+        keep_runs: keep a run's checkpoints on the disk of our own server when the next run begins.
+        tell: receives a line of text about each wait.
+        transport: transport for requests to the given servers. None means the network.
     """
 
     def __init__(
@@ -193,7 +200,7 @@ class ServerPool:
     ) -> None:
         starts = [local] if isinstance(local, LocalServer) else list(local or ())
         if bool(urls) == bool(starts):
-            raise ValueError("a pool needs either urls of servers, or some to start here")
+            raise ValueError("a pool needs either the URLs of servers or servers to start here, and not both")
         self.clock = clock or SystemClock()
         self._store = store
         self._holder = holder
@@ -223,13 +230,13 @@ class ServerPool:
         return 1 + len(self._roles)
 
     def sites(self) -> list[Site]:
-        """The usable servers, grouped for trials; leftover servers stay idle."""
+        """Group the usable servers into sites, one for each trial. Leftover servers stay idle."""
         fit, size = self.servers, self.needed
         groups = [fit[i : i + size] for i in range(0, len(fit) - size + 1, size)]
         return [Site(group[0], dict(zip(self._roles, group[1:], strict=True))) for group in groups]
 
     def reasons(self) -> str:
-        """Why the other servers cannot be used."""
+        """Say why the other servers cannot be used."""
         return "; ".join(f"{server.url}: {server.unfit}" for server in self._servers if server.unfit is not None)
 
     async def __aenter__(self) -> Self:
@@ -242,7 +249,7 @@ class ServerPool:
         await self.close()
 
     async def open(self) -> list[Server]:
-        """Lease the servers, start our own if none was given, and wait until they can take runs.
+        """Lease the servers, or start our own if none was given, and wait until they can take runs. Return those that can be used.
 
         Raises: NoServersLeft, with each server's reason.
         """
@@ -311,12 +318,13 @@ class ServerPool:
         if self.needed == 1:
             return reasons
         own = "the instrument's own model, " + ", ".join(self._roles)
-        return f"a trial needs {self.needed} servers at once ({own}), {len(self.servers)} can be had: " + (
-            reasons or "give more, a --server each, or none at all to have them started here"
+        return (
+            f"a trial needs {self.needed} servers at the same time ({own}), but only {len(self.servers)} can be used: "
+            + (reasons or "give each with --server, or give none to have them started here")
         )
 
     async def _add(self, given: str | LocalServer) -> None:
-        """Lease a server and wait for it; one of our own is started first."""
+        """Lease a server and wait until it is ready. A server of our own is started first."""
         process = self._process(given) if isinstance(given, LocalServer) else None
         url = await process.start() if process is not None else str(given)
         lease = self._store.leases.acquire_server(url, self._holder, self._limits.lease_s)
@@ -341,7 +349,7 @@ class ServerPool:
             raise
 
     def _check_other_than(self, server: Server) -> None:
-        """Refuse a second address of the same server: its trials would end each other's runs. Raises: ServerUnfit."""
+        """Refuse a second address of the same server, because trials would end each other's runs. Raises: ServerUnfit."""
         found = server.status
         for other in self.servers:
             same = found and other.status and other.status.server_id == found.server_id
@@ -349,7 +357,7 @@ class ServerPool:
                 raise ServerUnfit(one_server(other.url, server.url), server.url)
 
     async def _answering(self, url: str, token: str | None) -> None:
-        """Wait until something answers at `url`; while nothing does, say so at once and every `told_s`.
+        """Wait until something answers at `url`. While nothing does, say so immediately and then every `told_s` seconds.
 
         Raises: ServerUnfit after `first_answer_s`.
         """
@@ -374,7 +382,7 @@ class ServerPool:
                 await self.clock.sleep(min(_KNOCK_S, deadline - now))
 
     def _process(self, local: LocalServer) -> LocalProcess:
-        """The process of a server of our own. Later servers get the first as `--peer`, which resolves their teams."""
+        """Return the process of a server of our own. Later servers get the first as `--peer`, which resolves their teams."""
         peers = [argument for server in self._servers[:1] for argument in ("--peer", server.url)]
         arranged = replace(local, arguments=(*local.arguments, *peers))
         process = LocalProcess(arranged, self.clock, self._limits.local, self._environ)
@@ -382,7 +390,7 @@ class ServerPool:
         return process
 
     def _beside(self, server: Server, work: Coroutine[Any, Any, None]) -> None:
-        """Run this until the pool closes. If it fails, the server is unfit: its lease is lost, or nobody restarts it."""
+        """Run `work` until the pool closes. If it fails, the server is unfit: its lease is lost, or nobody restarts it."""
 
         def judge(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -402,7 +410,7 @@ class ServerPool:
                 server.unfit = str(error)
                 return
             except (DatabaseAway, StorageFailed) as error:  # the rest of the lease bridges a short outage
-                _log.warning("the lease on %s was not renewed, it is tried again: %s", server.url, error)
+                _log.warning("the lease on %s could not be renewed, retrying: %s", server.url, error)
 
 
 async def _keep_alive(process: LocalProcess, server: Server) -> None:

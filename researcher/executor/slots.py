@@ -1,4 +1,4 @@
-"""A server while one attempt holds it: start or find its run, wait for others' runs, give the server back."""
+"""One server during one attempt: starts or finds the attempt's run, waits for other runs to end, and frees the server."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ _ABANDONED_DRAIN_S = 0.1
 
 
 class Slot:
-    """One server, for one attempt. tell: receives messages about waits. check_halt: called while waiting; raises
-    StudyHalted to end the wait.
-    """
+    """One server, during one attempt. `tell` receives messages about waits. `check_halt` is called while waiting, and may raise
+    StudyHalted to end the wait."""
 
     def __init__(
         self,
@@ -55,10 +54,10 @@ class Slot:
         """The run that was started or found, even if the caller was cancelled in between."""
 
     async def start(self, spec: RunSpec, idempotency_key: str, model: PlanModel) -> RunReport:
-        """Start the run under this key, or find it again. model: what the server has to host.
+        """Start the run under this key, or find it again. The server has to host `model`.
 
-        Raises: AttemptFailed when the server refuses it; ServerUnfit when it hosts another model or other weights, or
-        another run keeps it; StudyHalted while another run keeps it.
+        Raises: AttemptFailed when the server refuses the run; ServerUnfit when it hosts another model or other weights, or stays
+        busy with another run; StudyHalted when the study is halted during that wait.
         """
         status = await self.server.ready(self._clock, self._busy_s)
         deadline = self._clock.monotonic() + self._busy_s
@@ -83,7 +82,7 @@ class Slot:
         return report
 
     def _check_weights(self, model: PlanModel, status: ServerStatus) -> None:
-        """Compare with the plan, and with the weights of earlier trials. Raises: ServerUnfit."""
+        """Compare the server's weights with the plan and with the weights of earlier trials. Raises: ServerUnfit."""
         seen = weights_seen(self._store, self._study_id).get(model.name)
         problem = misfit(model, self.server.url, status, seen)
         if problem is not None:
@@ -92,7 +91,10 @@ class Slot:
             note_weights(self._store, self._study_id, model, status)
 
     def check(self, status: ServerStatus, run_id: str) -> None:
-        """Raises: ServerUnfit; AttemptFailed when the run was removed from the server."""
+        """Check that the server can be used and still has the run.
+
+        Raises: ServerUnfit; AttemptFailed when the run was removed from the server.
+        """
         self.server.check()
         if status.phase is Phase.FAILED:
             reason = status.failed.reason if status.failed else "no reason given"
@@ -102,10 +104,9 @@ class Slot:
             raise AttemptFailed(f"the run is no longer on its server (current run: {status.run_id or 'none'})")
 
     async def rest(self, run_id: str) -> None:
-        """Stop the run with a checkpoint. Its open episodes may end first, within its drain limit. Calling it again does
-        nothing.
+        """Stop the run with a checkpoint. Its open episodes may end first, within its drain limit. A second call does nothing.
 
-        Raises: ServerUnfit when it does not stop; SwarmError.
+        Raises: ServerUnfit when the run does not stop; SwarmError.
         """
         report = await self.swarm.stop_run(run_id)
         await self._released(run_id, self._clock.monotonic() + report.spec.limits.drain_limit_s + self._busy_s)
@@ -113,7 +114,7 @@ class Slot:
             raise await self._unstoppable(run_id)
 
     async def go_on(self, run_id: str) -> bool:
-        """Resume a run at rest; returns whether it was at rest.
+        """Resume the run if it is paused, and return whether it was.
 
         Raises: RunLost when its server no longer has it, or has run something else since; SwarmError.
         """
@@ -126,7 +127,7 @@ class Slot:
             await self.swarm.restore(run_id, report.step)
         except (NotFound, OverLimit) as refusal:
             raise RunLost(
-                f"{self.server.url} cannot go on with run {run_id}: {refusal.detail}; the trial starts again"
+                f"{self.server.url} cannot continue run {run_id}: {refusal.detail}; the trial starts again"
             ) from refusal
         return True
 
@@ -141,7 +142,7 @@ class Slot:
             _log.warning("run %s could not be stopped: %s", run_id, error)
 
     async def _make_room(self, run_id: str, deadline: float) -> None:
-        """Stop a run left behind by this study, or by one that is over; wait for any other run to end.
+        """Stop a run left behind by this study or by a study that is over; wait for any other run to end.
 
         Raises: ServerUnfit at the deadline; StudyHalted.
         """
@@ -199,7 +200,7 @@ class Slot:
     async def _released(
         self, run_id: str, deadline: float, see: Callable[[ServerStatus], None] = lambda _: None
     ) -> None:
-        """Wait until the run has left the server, or the deadline. see: called with each status; may raise to end the
+        """Wait until the run has left the server, or until the deadline. `see` is called with each status, and may raise to end the
         wait."""
         async for status in self.swarm.statuses(wait_s=max(0.0, min(10.0, deadline - self._clock.monotonic()))):
             if status.run_id != run_id or self._clock.monotonic() >= deadline:
@@ -223,18 +224,18 @@ def _details(error: Refusal) -> str:
 
 _EVENT = "weights"
 _SHOWN = 12
-"""How many hexadecimal digits of a fingerprint are shown, as servers do."""
+"""Number of hexadecimal digits of a fingerprint that are shown, the same as on servers."""
 
 
 def misfit(model: PlanModel, url: str, status: ServerStatus, seen: str | None = None) -> str | None:
-    """Why trials of `model` cannot run on the server at `url`; None if they can.
+    """Return why trials of `model` cannot run on the server at `url`, or None if they can.
 
-    seen: the fingerprint that the study's earlier trials of the model had.
+    `seen` is the fingerprint of the weights that the study's earlier trials of this model started from.
     """
     found = status.model_fingerprint
     if not model.is_hosted(status.model, found, status.engine.backend):
         return (
-            f"the plan trains {model.title} ({url} hosts {hosted(status)}): start one with {serving(model, status)}, or plan a "
+            f"the plan trains {model.title} ({url} hosts {hosted(status)}): start a server with {serving(model, status)}, or plan a "
             f"study of {hosted_name(status.model)} with --model"
         )
     if None not in (seen, found) and seen != found:
@@ -246,7 +247,7 @@ def misfit(model: PlanModel, url: str, status: ServerStatus, seen: str | None = 
 
 
 def hosted(status: ServerStatus) -> str:
-    """The hosted model, with the beginning of its fingerprint if it has weights."""
+    """Return the name of the hosted model, with the beginning of its fingerprint if it has weights."""
     name = hosted_name(status.model)
     if status.model_fingerprint is None or status.engine.backend == "echo":
         return name
@@ -254,14 +255,14 @@ def hosted(status: ServerStatus) -> str:
 
 
 def serving(model: PlanModel, status: ServerStatus | None = None) -> str:
-    """The command that serves the model. status: of a server with the wanted engine."""
+    """Return the command that serves the model. `status` is that of a server with the same engine, if known."""
     if status is not None and status.engine.backend == "echo":
         return f"`swarm serve --model {model.name} --engine echo`"
     return f"`swarm serve --model {model.source}`"
 
 
 def weights_seen(store: Store, study_id: str) -> dict[str, str]:
-    """Fingerprints of the weights that the study's trials started from, by model name."""
+    """Return the fingerprints of the weights that the study's trials started from, by model name."""
     return {event.detail["model"]: event.detail["fingerprint"] for event in store.journal.events(study_id, _EVENT)}
 
 

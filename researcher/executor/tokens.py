@@ -1,7 +1,8 @@
-"""Tokens of agents' calls against a study's budget: prompt and sampled, in training and evaluation, in every attempt.
+"""Counts the tokens of agents' calls against a study's budget: prompt and sampled tokens, in training and evaluation, in every
+attempt.
 
-They are reserved before an attempt begins, counted from the servers' ledgers while it runs, and stay spent when it ends,
-however it ends. Each attempt is an item of the budget, because it has its own runs.
+Tokens are reserved before an attempt begins, and counted from the servers' ledgers while it runs. They stay spent, however the
+attempt ends. Each attempt is an item of the budget, because it has its own runs.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class TokenBudget:
         self.limited = plan.budget.tokens is not None
 
     def reserve(self, trial: TrialRecord) -> None:
-        """Reserve the tokens that the trial's next or open attempt is still expected to take.
+        """Reserve the tokens that the trial's next or open attempt is still expected to need.
 
-        Raises: OverBudget when they are not left. Before any trial has been counted there is no measured need: then a trial may
-        begin as long as any tokens are left.
+        Before any trial has been counted, that need is not known, and a trial may begin as long as any tokens are left.
+        Raises: OverBudget when too few tokens are left.
         """
         if not self.limited:
             return
@@ -46,7 +47,7 @@ class TokenBudget:
         self._store.budgets.reserve(self._study_id, KIND, item, wanted if counted else min(wanted, left))
 
     def is_spent(self) -> bool:
-        """Whether the whole budget is spent. Tokens reserved for other attempts do not count: those may still use them."""
+        """Return whether the whole budget is spent. Reserved tokens do not count as spent, because attempts may still use them."""
         if not self.limited:
             return False
         state = self._state()
@@ -70,7 +71,10 @@ class TokenBudget:
             self._store.budgets.release(self._study_id, KIND, over)
 
     def _counted(self, arm: str, items: dict[str, tuple[float, float]]) -> float | None:
-        """Mean tokens of the arm's trials; without any, the largest of another arm's trial; without any count, None."""
+        """Return the mean tokens of the arm's finished trials.
+
+        If the arm has none, return the largest count among other arms' trials, or None if there is no count at all.
+        """
         spent: dict[str, float] = defaultdict(float)
         for item, (_, amount) in items.items():
             spent[item.rpartition("#")[0]] += amount
@@ -96,7 +100,7 @@ def item_of(trial_key: str, attempt: int) -> str:
 
 
 async def count_tokens(runs: Iterable[tuple[SwarmClient, str]]) -> int:
-    """Tokens of these runs' ended episodes, of all clients. Raises: SwarmError."""
+    """Count the tokens of these runs' ended episodes, over all clients. Raises: SwarmError."""
     total = 0
     for swarm, run_id in runs:
         counts = (await swarm.summary(run_id=run_id)).counts

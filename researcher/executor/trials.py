@@ -4,8 +4,8 @@ on each server (or on each set of servers, if a trial trains several models).
     async with ServerPool(store, holder=f"study {study_id}", local=LocalServer(...)) as pool:
         records = await Executor(store, pool, setup).run_trials(study_id, plan, trials, on_progress)
 
-`store` is the orchestrator's, fenced with its lease. A reconcile loop: SQL holds the intent, the servers and the clients'
-places show the state, and each round does what is missing.
+`store` is the orchestrator's, fenced with its lease. The executor is a reconcile loop: SQL holds the intent, the servers and the
+clients' places show the state, and each round does what is missing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Progress:
     curve: Sequence[tuple[int, float]]
     """`reward_mean` by step."""
     held_out: Sequence[tuple[int, float]]
-    """`heldout_reward` by step, of the interim evaluations so far."""
+    """`heldout_reward` by step, from the interim evaluations so far."""
     spent_s: float
     left_s: float | None
     """Estimated seconds until all trials of this call are over."""
@@ -65,7 +65,7 @@ class Progress:
 
 
 _CALIBRATED_STEPS = 2
-"""Steps after which a running trial predicts its total duration; the first step alone may be slow."""
+"""Number of steps after which a running trial predicts its total duration; the first step may be unusually slow."""
 
 OnProgress = Callable[[Progress], None]
 
@@ -98,11 +98,14 @@ class _Round:
 
 
 class Executor:
-    """attempts: how often a trial may fail, over its whole life, before it is recorded as failed.
+    """Runs trials on the servers of a pool.
 
-    limits: None derives them from the plan. may_run: whether trials may run now; if not, running trials are paused.
-    clients: where clients run; by default as processes of this machine. mender: consulted when a client's own code fails;
-    None: the client is restarted, as after any other failure.
+    Args:
+        limits: limits of each attempt. None derives them from the plan.
+        attempts: number of failed attempts, over a trial's whole life, after which the trial is recorded as failed.
+        may_run: returns whether trials may run now. If not, running trials are paused.
+        clients: where clients run, by default as processes of this machine.
+        mender: repairs a client's code when that fails. Without it, the client is restarted, as after any other failure.
     """
 
     def __init__(
@@ -133,12 +136,13 @@ class Executor:
     async def run_trials(
         self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: OnProgress = lambda _: None
     ) -> list[TrialRecord]:
-        """Run the trials; returns them in the same order, each done or failed with its reason.
+        """Run the trials, and return them in the same order, each done or failed with its reason.
 
-        Some stay unfinished if a person asked for a stop (which ends running trials), or if the study is halted in another way
-        (a pause, its window, `halt`): running trials are then paused with a checkpoint, and the next call continues them.
+        Some stay unfinished if the study is halted. If a person asked for a stop, running trials end; otherwise (a pause, its
+        window, `halt`) they are paused with a checkpoint, and the next call continues them.
+
         Raises: NoServersLeft; ClusterUnreachable; OverBudget; InstrumentChanged; MendByHand; LeaseSuperseded when another process
-        owns the study by now. The next call continues the trials that were running.
+        now owns the study. The next call continues the trials that were running.
         """
         work = Work(study_id=study_id, plan=plan, setup=self._setup)
         this = _Round(
@@ -163,13 +167,13 @@ class Executor:
         return [self._store.trials.get(study_id, trial.key) for trial in trials]
 
     def halt(self, cause: Cause) -> None:
-        """Make the current `run_trials` return soon, and every later call at once."""
+        """Make the current `run_trials` return soon, and every later call immediately."""
         self._cause = cause
 
     async def _reconciled(self, work: Work, trials: Sequence[TrialRecord]) -> list[str]:
-        """Keys of the trials that are not over, running ones first. End attempts whose server is gone.
+        """End attempts whose server is gone. Return the keys of the trials that are not over, running ones first.
 
-        Raises: NoServersLeft when the server whose turn it is does not start.
+        Raises: NoServersLeft when servers take turns and the next one does not start.
         """
         under_way, planned = list[tuple[TrialRecord, AttemptRecord]](), list[TrialRecord]()
         for trial in trials:
@@ -190,8 +194,10 @@ class Executor:
         return [trial.key for trial, _ in under_way] + [trial.key for trial in planned]
 
     async def _take_turn(self, plan: Plan, under_way: Sequence[TrialRecord], planned: Sequence[TrialRecord]) -> None:
-        """If servers take turns: process seeds in order, each starting with the previous seed's last model (A B, B A, A B).
-        Arms then meet similar conditions, with one boot per seed.
+        """If servers take turns, start the server of the next model.
+
+        Seeds are processed in order, each starting with the previous seed's last model (A B, B A, A B). Arms then meet similar
+        conditions, with one boot per seed.
         """
         if not self._pool.by_turns or not (under_way or planned):
             return
@@ -204,13 +210,13 @@ class Executor:
         await job.end(self._limits_of(work.plan).grace_s)
         if not self._store.trials.rests(work.study_id, trial.key):
             self._store.trials.record_rest(work.study_id, trial.key, INTERRUPTED, since=attempt.heartbeat_at)
-        reason = f"its server {attempt.server_url} is not in the pool any more"
+        reason = f"its server {attempt.server_url} is no longer in the pool"
         if self._pool.needed > 1:
-            reason = f"its servers ({attempt.server_url} and others) are not together in the pool any more"
+            reason = f"its servers ({attempt.server_url} and others) are no longer together in the pool"
         self._store.trials.withdraw_attempt(work.study_id, trial.key, reason)
 
     def _check_sites(self, this: _Round) -> None:
-        """Raises: NoServersLeft when none of the remaining trials can run."""
+        """Raise NoServersLeft if none of the remaining trials can run."""
         sites, plan = self._pool.sites(), this.work.plan
         then = (
             f"nothing is lost: continue with `researcher resume {this.work.study_id}`, on other servers with `--server`"
@@ -224,7 +230,7 @@ class Executor:
             )
 
     async def _all_sites(self, this: _Round) -> None:
-        """Run one worker per site until each has nothing left to do. The first error ends the others."""
+        """Run one worker per site until each has nothing left to do. The first error ends the other workers."""
         workers = [asyncio.create_task(self._serve(this, site)) for site in self._pool.sites()]
         try:
             await asyncio.gather(*workers)
@@ -259,7 +265,7 @@ class Executor:
             this.ended.set()
 
     async def _afforded(self, this: _Round, key: str) -> None:
-        """Reserve the tokens of the trial. If they are not left, wait for running trials, which may use less than reserved.
+        """Reserve the trial's tokens. If too few are left, wait for running trials, which may use less than they reserved.
 
         Raises: OverBudget; StudyHalted.
         """
@@ -341,7 +347,7 @@ class Executor:
             self._tell(this, key, TrialStatus.PLANNED, 0, reason)
 
     def _given_up(self, work: Work, trial: TrialRecord) -> bool:
-        """Whether the trial has used up its attempts, in any process; if so, record it as failed."""
+        """Return whether the trial has used up its attempts, in any process. If so, record it as failed."""
         attempts = self._store.trials.attempts(work.study_id, trial.key)
         failed = [attempt for attempt in attempts if attempt.outcome == "failed"]
         if trial.status is not TrialStatus.PLANNED or len(failed) < self._attempts:
@@ -365,8 +371,11 @@ class Executor:
         self._tell(this, key, trial.status, len(this.curves[key]), note)
 
     def _next(self, this: _Round, site: Site) -> str | None:
-        """The first trial that this site may take; a trial under way stays on its servers. If servers take turns, only trials
-        of the first remaining seed: later seeds wait until the other models have had theirs."""
+        """Take the first trial that this site may run out of the queue, and return its key.
+
+        A trial under way stays on its servers. If servers take turns, only trials of the first remaining seed may begin: later
+        seeds wait until the other models have had their turn.
+        """
         trials = [this.trials[key] for key in this.queue]
         due = {trial.key for trial in (_of_first_seed(this.work.plan, trials) if self._pool.by_turns else trials)}
         for key in this.queue:
@@ -409,12 +418,12 @@ class Executor:
         )
 
     def _took(self, study_id: str) -> list[float]:
-        """Durations in seconds of the study's trials that succeeded at the first attempt."""
+        """Return the durations, in seconds, of the study's trials that succeeded at the first attempt."""
         trials = self._store.trials.all(study_id, series=())
         return [seconds for _, seconds in at_first_attempt_s(trials, self._store.journal.events(study_id, *EVENTS))]
 
     def _pace_s(self, this: _Round) -> float | None:
-        """Measured seconds per trial: of finished trials, else extrapolated from running trials after a few steps."""
+        """Return the measured seconds per trial: of finished trials, or else extrapolated from running trials after a few steps."""
         if this.durations:
             return sum(this.durations) / len(this.durations)
         now, plan = self._clock.monotonic(), this.work.plan
@@ -426,7 +435,7 @@ class Executor:
         return sum(under_way) / len(under_way) if under_way else None
 
     def _left_s(self, this: _Round, pace_s: float | None) -> float:
-        """Estimated seconds for the remaining trials, at this pace; without one, at the plan's estimate."""
+        """Estimate the seconds for the remaining trials, at this pace or, without one, at the plan's estimate."""
         plan = this.work.plan
         each_s = pace_s or plan.trial_s or self._setup.instrument.defaults.trial_s
         begun = sum(
@@ -439,7 +448,7 @@ class Executor:
     # -- budget: trials, if the study limits them ---------------------------------------------------------------------
 
     def _reserve(self, work: Work, key: str) -> None:
-        """Raises: OverBudget."""
+        """Reserve a trial from the budget, if the study limits its trials. Raises: OverBudget."""
         if self._budgeted(work):
             self._store.budgets.reserve(work.study_id, "trials", key, 1)
 
@@ -452,13 +461,13 @@ class Executor:
 
 
 def _of_first_seed(plan: Plan, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials with the lowest seed; seeds of an arm's own count by position."""
+    """Return the trials with the lowest seed. If an arm has its own seeds, they count by position."""
     places = [plan.shared_seed(trial.arm, trial.seed) for trial in trials]
     first = min(places, default=0)
     return [trial for trial, place in zip(trials, places, strict=True) if place == first]
 
 
 def _is_at(attempt: AttemptRecord, site: Site) -> bool:
-    """Whether the attempt began on these servers."""
+    """Return whether the attempt began on these servers."""
     labels = attempt.spec.get("labels", {})
     return attempt.server_url == site.main.url and all(labels.get(name) == url for name, url in site.labels().items())

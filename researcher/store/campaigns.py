@@ -33,7 +33,8 @@ from researcher.store.transactions import CAMPAIGN, Part, readable, resolved
 
 
 class Campaigns(Part):
-    """The campaign's owner writes decisions, hypotheses and the status. Anyone may write requests and messages."""
+    """The campaigns in the store. Only a campaign's owner may write its decisions, hypotheses and status. Anyone may write
+    requests and messages."""
 
     @retried
     def create(
@@ -44,8 +45,11 @@ class Campaigns(Part):
         schedule: Mapping[str, Any],
         joined: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """Create a campaign. schedule: as for a study, the timetable and whether a daemon carries it. joined: a journal line for
-        each further instrument (`researcher.campaign.records.joining`)."""
+        """Create a campaign and return its id.
+
+        `schedule` holds its timetable and whether the daemon runs it, as for a study. `joined` has one journal entry for each
+        instrument after the first (see `researcher.campaign.records.joining`).
+        """
         campaign_id, now = self._db.ids.new(CAMPAIGN), self._db.clock.now()
         made = CampaignRecord(
             id=campaign_id,
@@ -67,20 +71,23 @@ class Campaigns(Part):
 
     @retried
     def get(self, campaign_id: str) -> CampaignRecord:
-        """Raises: NotFound."""
+        """Return the campaign's record. Raises: NotFound."""
         with readable("the row of the campaign"), self._db.reading() as session:
             return CampaignRecord.model_validate(_row(session, campaign_id), from_attributes=True)
 
     @retried
     def all(self) -> list[CampaignRecord]:
-        """All campaigns, newest first."""
+        """Return all campaigns, newest first."""
         with readable("the rows of campaigns"), self._db.reading() as session:
             rows = session.scalars(select(CampaignRow).order_by(CampaignRow.created_at.desc(), CampaignRow.id))
             return [CampaignRecord.model_validate(row, from_attributes=True) for row in rows]
 
     @retried
     def resolve(self, reference: str) -> str:
-        """The id meant by `latest`, an id or a prefix of one (with or without `ca-`). Raises: NotFound, Ambiguous."""
+        """Return the campaign id that `reference` stands for: `latest`, an id, or the beginning of one, with or without `ca-`.
+
+        Raises: NotFound, Ambiguous.
+        """
         known = [each.id for each in self.all()]
         if not known:
             raise NotFound("there are no campaigns yet; begin with `researcher campaign start GOAL.yaml`")
@@ -105,10 +112,10 @@ class Campaigns(Part):
         hypotheses: Sequence[HypothesisRecord],
         study: StudyRecord | None,
     ) -> DecisionRecord:
-        """Write a decision, the hypotheses that it registers or changes, and the study that it begins, in one transaction.
+        """Write a decision, the hypotheses it registers or changes, and the study it starts, in one transaction.
 
-        study: without an id; the returned record has it. If a decision with that number exists, it stands and is
-        returned instead.
+        `study` has no id yet: the store assigns one and puts it into the returned decision. If a decision with this number
+        already exists, nothing is written and the existing one is returned.
         """
         now = self._db.clock.now()
         with self._db.owning(campaign_id) as session:
@@ -133,14 +140,15 @@ class Campaigns(Part):
 
     @retried
     def decisions(self, campaign_id: str) -> list[DecisionRecord]:
-        """All decisions, in order."""
+        """Return all decisions, in order."""
         with readable("the rows of decisions"), self._db.reading() as session:
             chosen = select(DecisionRow).where(DecisionRow.campaign_id == campaign_id).order_by(DecisionRow.seq)
             return [_decision(row) for row in session.scalars(chosen)]
 
     @retried
     def hypotheses(self, campaign_id: str, *, before: int | None = None) -> list[HypothesisRecord]:
-        """The newest version of each hypothesis, in the order of registration. before: ignore this decision and later ones."""
+        """Return the newest version of each hypothesis, in the order of registration. `before` is the number of a decision:
+        versions written by it or by later ones are ignored."""
         with readable("the rows of campaign_hypotheses"), self._db.reading() as session:
             chosen = select(CampaignHypothesisRow).where(CampaignHypothesisRow.campaign_id == campaign_id)
             if before is not None:
@@ -155,7 +163,7 @@ class Campaigns(Part):
 
     @retried
     def record(self, campaign_id: str, kind: str, detail: Mapping[str, Any]) -> int:
-        """Append a line to the journal; returns its number. Anyone may do this."""
+        """Append an entry to the campaign's journal and return its number. Anyone may do this."""
         with self._db.writing() as session:
             _row(session, campaign_id)
             row = self._note(session, campaign_id, kind, detail)
@@ -171,11 +179,14 @@ class Campaigns(Part):
         *,
         decision: int | None = None,
     ) -> Mapping[str, Any]:
-        """Append a person's message. It is made from the journal's current lines; no other answer or decision can come in between.
-        Returns the line's detail.
+        """Append a person's message to the journal and return its detail.
 
-        said: makes the detail from the journal's lines in order; if it raises, nothing is written.
-        decision: the one that the person was shown; None: the newest. Raises: WrongState if it is no longer the newest.
+        The campaign stays locked meanwhile, so no other answer or decision can come in between.
+
+        Args:
+            said: builds the detail from the journal's entries, oldest first. If it raises, nothing is written.
+            decision: number of the decision that the person was shown, by default the newest.
+        Raises: WrongState if that decision is no longer the newest.
         """
         with self._db.writing() as session:
             _row(session, campaign_id, lock=True)
@@ -186,14 +197,17 @@ class Campaigns(Part):
 
     @retried
     def veto(self, campaign_id: str, because: str, by: str, *, decision: int | None = None) -> DecisionRecord:
-        """Veto the study of the newest decision, if it has not ended and was not vetoed before. decision: as in `answer`. Raises: WrongState."""
+        """Veto the study of the newest decision and return that decision. `decision` is as in `answer`.
+
+        Raises: WrongState if the study has ended or was already vetoed, or if a newer decision exists.
+        """
         with self._db.writing() as session:
             _row(session, campaign_id, lock=True)
             newest = _newest(session, campaign_id, decision)
             study = None if newest is None or newest.study_id is None else session.get(StudyRow, newest.study_id)
             if newest is None or study is None or StudyStatus(study.status).ended:
                 raise WrongState(
-                    f"{campaign_id} has no study that waits or runs; `researcher campaign status` shows what is next"
+                    f"{campaign_id} has no waiting or running study; `researcher campaign status` shows what is next"
                 )
             if study.id in self._vetoed(session, campaign_id):
                 raise WrongState(f"decision {newest.seq} of {campaign_id} is already vetoed; {study.id} is stopping")
@@ -204,13 +218,16 @@ class Campaigns(Part):
 
     @retried
     def events(self, campaign_id: str, *kinds: str) -> list[CampaignEvent]:
-        """Lines of the journal, oldest first; only of these kinds if any are given."""
+        """Return the journal's entries, oldest first. If `kinds` are given, return only entries of these kinds."""
         with readable("the rows of campaign_events"), self._db.reading() as session:
             return _events(session, campaign_id, *kinds)
 
     @retried
     def request(self, campaign_id: str, *, stop: bool | None = None, pause: bool | None = None) -> None:
-        """Ask for a stop or pause of the campaign and its running study, or withdraw both. A vetoed study stays stopped."""
+        """Request or withdraw a stop or a pause, for the campaign and its unfinished studies. A vetoed study stays stopped.
+
+        None leaves a request as it is.
+        """
         with self._db.writing() as session:
             row = _row(session, campaign_id, lock=True)
             row.stop_requested = row.stop_requested if stop is None else stop
@@ -224,7 +241,7 @@ class Campaigns(Part):
                     study.pause_requested = study.pause_requested if pause is None else pause
 
     def _vetoed(self, session: Session, campaign_id: str) -> set[str]:
-        """Ids of vetoed studies."""
+        """Return the ids of vetoed studies."""
         chosen = select(CampaignEventRow).where(
             CampaignEventRow.campaign_id == campaign_id, CampaignEventRow.kind == "vetoed"
         )
@@ -241,7 +258,7 @@ class Campaigns(Part):
 
     @retried
     def studies(self, campaign_id: str) -> int:
-        """Number of studies that the campaign has begun."""
+        """Return the number of studies that the campaign has started."""
         with self._db.reading() as session:
             counted = select(func.count()).select_from(StudyRow).where(StudyRow.campaign_id == campaign_id)
             return int(session.execute(counted).scalar_one())
@@ -260,11 +277,16 @@ def _row(session: Session, campaign_id: str, *, lock: bool = False) -> CampaignR
 
 
 def _newest(session: Session, campaign_id: str, shown: int | None) -> DecisionRow | None:
-    """The newest decision. shown: the one that somebody answers. Raises: WrongState if the two differ."""
+    """Return the newest decision. `shown` is the number of the decision that a person is answering, if any.
+
+    Raises: WrongState if that is not the newest.
+    """
     chosen = select(DecisionRow).where(DecisionRow.campaign_id == campaign_id)
     newest = session.scalar(chosen.order_by(DecisionRow.seq.desc()).limit(1))
     if shown is not None and (newest is None or newest.seq != shown):
-        raise WrongState("this was about an earlier decision, and the campaign has decided again: look at the new one")
+        raise WrongState(
+            "you answered an earlier decision, but the campaign has decided again: look at the new decision"
+        )
     return newest
 
 

@@ -18,17 +18,19 @@ from researcher.store.retries import PATIENCE_S, is_held, of_driver, patiently
 
 _BUSY_S = 20.0
 PLANNING_PATIENCE_S = 60.0
-"""Patience while a plan is made. Short, because a person is waiting and Ctrl-C takes effect only afterwards."""
+"""Retry time while planning. Short, because a person is waiting and Ctrl-C takes effect only afterwards."""
 
 T = TypeVar("T")
 Saver = BaseCheckpointSaver[str]
 
 
 def with_saver(url: str | None, work: Callable[[Saver | None], T], patience_s: float | None = None) -> T:
-    """Run `work` with LangGraph's saver in that database (SQLite or PostgreSQL), or with None.
+    """Call `work` with a LangGraph saver on the database at `url` (SQLite or PostgreSQL), or with None if `url` is None.
 
-    While the database is away or locked, the work is restarted; it has to find its place from the checkpoints.
-    patience_s: default ten minutes. Raises: DatabaseAway when patience runs out; OSError when SQLite's disk fails.
+    While the database is unreachable or locked, `work` is restarted; it must resume from its own checkpoints. `patience_s` is
+    how long to retry, by default ten minutes.
+
+    Raises: DatabaseAway when that time is over; OSError when SQLite's disk fails.
     """
     if url is None:
         return work(None)
@@ -41,7 +43,7 @@ def with_saver(url: str | None, work: Callable[[Saver | None], T], patience_s: f
 
 
 def caught_up(graph: Any, config: RunnableConfig) -> Any:
-    """The graph's state at its next question or its end. First finishes the step that an outage or a crash cut off."""
+    """Finish the step that an outage or a crash interrupted, if any. Return the graph's state at its next question or its end."""
     state = graph.get_state(config)
     if state.tasks and not state.interrupts:
         graph.invoke(None, config, durability="sync")
@@ -51,7 +53,7 @@ def caught_up(graph: Any, config: RunnableConfig) -> Any:
 
 @contextmanager
 def _saver_in(url: str) -> Iterator[Saver]:
-    """Open a saver. Raises: DBAPIError when the database is away; OSError."""
+    """Open a saver. Raises: DBAPIError when the database is unreachable or locked; OSError when SQLite's disk fails."""
     file = sqlite_file(url)
     if file is not None:
         connection = sqlite3.connect(file, check_same_thread=False, timeout=_BUSY_S)
@@ -61,7 +63,7 @@ def _saver_in(url: str) -> Iterator[Saver]:
             if is_held(held := of_driver(error)):
                 raise held from error
             raise OSError(
-                f"the plan cannot be kept in {file}: {error}; make room on that disk, then start again"
+                f"the plan cannot be saved in {file}: {error}; make room on that disk, then start again"
             ) from error
         finally:
             connection.close()

@@ -20,7 +20,7 @@ class Verdicts(Part):
 
     @retried
     def record(self, study_id: str, stage: str, record: VerdictRecord) -> None:
-        """Store the verdict on one hypothesis after `stage`. Replaces an earlier one after the same stage."""
+        """Store the verdict on one hypothesis after `stage`, replacing an earlier verdict after the same stage."""
         with self._db.owning(study_id) as session:
             version = session.scalar(select(func.max(PlanRow.version)).where(PlanRow.study_id == study_id)) or 0
             at = (study_id, version, stage, record.hypothesis)
@@ -34,7 +34,10 @@ class Verdicts(Part):
 
     @retried
     def all(self, study_id: str, stage: str | None = None) -> list[VerdictRecord]:
-        """The newest verdict on each hypothesis, or those given after `stage`, in the order in which they were first given."""
+        """Return the newest verdict on each hypothesis, in the order in which the hypotheses were first judged.
+
+        If `stage` is given, return only verdicts that were given after that stage.
+        """
         with self._db.reading() as session:
             chosen = select(VerdictRow).where(VerdictRow.study_id == study_id)
             if stage is not None:
@@ -46,7 +49,7 @@ class Verdicts(Part):
 
     @retried
     def stages(self, study_id: str) -> dict[str, list[str]]:
-        """By hypothesis, all stages after which a verdict was recorded."""
+        """Return, for each hypothesis, the stages after which a verdict was recorded."""
         with self._db.reading() as session:
             chosen = select(VerdictRow.hypothesis, VerdictRow.stage).where(VerdictRow.study_id == study_id)
             found: dict[str, list[str]] = defaultdict(list)
@@ -60,7 +63,7 @@ class Reports(Part):
 
     @retried
     def save_claims(self, study_id: str, claims: Iterable[Claim]) -> None:
-        """Store all claims of the report. Replaces those of an earlier report."""
+        """Store the report's claims, replacing those of an earlier report."""
         with self._db.owning(study_id) as session:
             session.execute(delete(ClaimRow).where(ClaimRow.study_id == study_id))
             for position, claim in enumerate(claims):
@@ -74,7 +77,8 @@ class Reports(Part):
 
     @retried
     def record(self, study_id: str, files: Mapping[str, str], seal: ReportSeal) -> None:
-        """Store the paths of the report's files (`{"markdown": path, "html": path}`) and their seal, and announce it to the sinks."""
+        """Store the paths of the report's files (`{"markdown": path, "html": path}`) and their seal, and announce the report to
+        the sinks."""
         detail = {**files, SEAL: seal.model_dump()}
         with self._db.owning(study_id) as session:
             session.add(EventRow(study_id=study_id, at=self._db.clock.now(), kind="report", detail=detail))
@@ -82,12 +86,12 @@ class Reports(Part):
 
     @retried
     def files(self, study_id: str) -> dict[str, str]:
-        """Paths of the newest report's files; empty before there is one."""
+        """Return the paths of the newest report's files, or an empty dict if there is no report yet."""
         return {name: str(path) for name, path in self._newest_report(study_id).items() if name != SEAL}
 
     @retried
     def seal(self, study_id: str) -> ReportSeal | None:
-        """The newest report's seal; None without a report or seal."""
+        """Return the newest report's seal, or None if there is no report or it has no seal."""
         seal = self._newest_report(study_id).get(SEAL)
         return None if seal is None else ReportSeal.model_validate(seal)
 

@@ -1,4 +1,4 @@
-"""Opens the database: chooses its URL, sets transaction guarantees, upgrades the schema, refuses one newer than the code."""
+"""Opens the database: chooses its URL, sets transaction guarantees, upgrades the schema, and refuses a schema newer than the code."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from researcher.store.retries import is_held, patiently
 from researcher.store.tables import SCHEMA_REVISION
 
 MIGRATION_LOCK = 0x5EA4C8
-"""Key of the PostgreSQL advisory lock that lets one process upgrade at a time."""
+"""Key of the PostgreSQL advisory lock that lets only one process upgrade at a time."""
 BUSY_TIMEOUT_S = 20
 RESTART_S = 5.0
-"""Long enough for a server that restarts, and short enough to report a wrong address soon."""
+"""How long to retry the first connection. Long enough for a server restart, short enough to report a wrong address soon."""
 _NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR")
 """SQLite reports some writes on a full disk as I/O errors."""
 
 
 def default_url(environ: Mapping[str, str] | None = None) -> str:
-    """`RESEARCHER_DATABASE_URL`, else `researcher.db` in the user data directory. A SQLite URL has an absolute path.
+    """Return `RESEARCHER_DATABASE_URL`, or else the URL of `researcher.db` in the user data directory.
 
-    Raises: DatabaseRefused when the URL names neither SQLite nor PostgreSQL.
+    The path in a SQLite URL is made absolute. Raises: DatabaseRefused when the URL names neither SQLite nor PostgreSQL.
     """
     env = os.environ if environ is None else environ
     given = env.get("RESEARCHER_DATABASE_URL")
@@ -41,12 +41,12 @@ def default_url(environ: Mapping[str, str] | None = None) -> str:
 
 
 def sqlite_url(file: Path) -> str:
-    """The file's URL, with `%` and `?` escaped."""
+    """Return the SQLite URL of `file`, with `%` and `?` escaped."""
     return "sqlite:///" + str(file).replace("%", "%25").replace("?", "%3F")
 
 
 def sqlite_file(url: str) -> Path | None:
-    """The file of a SQLite URL, `~` expanded; None for PostgreSQL.
+    """Return the file of a SQLite URL, with `~` expanded, or None for PostgreSQL.
 
     Raises: DatabaseRefused when the URL names neither.
     """
@@ -55,13 +55,16 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def place_of(url: str) -> str:
-    """The URL without user, password and options, for comparison. Raises: DatabaseRefused."""
+    """Return the place that a URL names, without user, password and options, so that two URLs can be compared.
+
+    Raises: DatabaseRefused.
+    """
     parsed = _parse(url)
     return f"{parsed.get_backend_name()} {parsed.host} {parsed.port} {parsed.database}"
 
 
 def connect(url: str) -> Engine:
-    """An engine whose write transactions are serial (SQLite) or row-locked (PostgreSQL).
+    """Create an engine whose write transactions run one at a time (SQLite) or lock rows (PostgreSQL).
 
     Raises: DatabaseRefused when the URL names neither SQLite nor PostgreSQL.
     """
@@ -88,8 +91,8 @@ def _engine_of(url: URL, **options: Any) -> Engine:
 def upgrade(engine: Engine) -> None:
     """Upgrade the schema to this code's revision, one process at a time. Costs one query if the schema is current.
 
-    Waits for a server that is being restarted.
-    Raises: DatabaseRefused when newer code made the database, or it cannot be reached.
+    Waits a few seconds for a server that is restarting. Raises: DatabaseRefused when the database cannot be reached or was made
+    by newer code.
     """
     shown = engine.url.render_as_string(hide_password=True)
     try:
@@ -122,12 +125,12 @@ def _advice(engine: Engine, error: DBAPIError) -> str:
     if engine.dialect.name != "sqlite":
         return "check RESEARCHER_DATABASE_URL"
     if is_held(error):
-        return "another program holds the database: end that one, or wait for it"
+        return "another program has locked the database: stop it, or wait for it"
     if str(getattr(error.orig, "sqlite_errorname", "")).startswith(_NO_ROOM):
         return "make room on that disk, then try again"
     if isinstance(error.orig, sqlite3.OperationalError):  # missing folder or permission
-        return "check the place, which RESEARCHER_DATABASE_URL or else RESEARCHER_HOME names, and who may write there"
-    return "the file is damaged: put a backup in its place, or move it away to begin with an empty database"
+        return "check that this path, set by RESEARCHER_DATABASE_URL or else RESEARCHER_HOME, exists and is writable"
+    return "the file is damaged: restore a backup, or move it away to start with an empty database"
 
 
 def _parse(url: str) -> URL:
@@ -153,7 +156,7 @@ def _lasting_file(url: URL) -> Path:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
-    # The driver would begin transactions by itself, but too late; `_begin_sqlite` does it instead.
+    # The driver would begin transactions too late; `_begin_sqlite` does it instead.
     connection.isolation_level = None
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_S * 1000}"):
         connection.execute(f"PRAGMA {pragma}")
@@ -186,7 +189,7 @@ def _migrate(connection: Connection, shown: str) -> None:
     current = _revision(connection)
     if current is not None and current not in known:
         raise DatabaseRefused(
-            f"{shown} is at revision {current}, which this version does not know: it was made by a newer one. "
+            f"{shown} has schema revision {current}, which this version does not know: a newer version made it. "
             "Update swarm-researcher, or point RESEARCHER_DATABASE_URL at another database"
         )
     command.upgrade(config, "head")

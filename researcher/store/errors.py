@@ -4,16 +4,16 @@ StoreError
 ├── NotFound            no such study, plan or trial
 ├── Ambiguous           a prefix that matches several studies
 ├── LeaseHeld           somebody else owns the study or the server
-├── LeaseSuperseded     a write under a token that is no longer in force; nothing was written
-├── PlanFrozen          this plan version exists already with other content
+├── LeaseSuperseded     a write with a token that is no longer valid; nothing was written
+├── PlanFrozen          this plan version already exists with other content, or is not the next one
 ├── PlanTampered        a stored plan no longer matches its hash
 ├── Unreadable          a stored row is corrupt
-├── OverBudget          a reservation that does not fit
+├── OverBudget          a reservation that exceeds what is left of the budget
 ├── FindingConflict     an imported finding differs from the one stored under its id
 ├── SinkMissing         no such sink, or its package is not installed
 ├── MlflowAway          MLflow, a copy of the records, cannot be reached; the records themselves are intact
 ├── WrongState          a trial, attempt, gate or decision is not in the state that the caller expects
-├── DatabaseAway        the database did not answer within the patience
+├── DatabaseAway        the database did not answer within the retry time
 ├── NoTurns             the database's file system has no locks, so processes cannot wait for each other
 ├── StorageFailed       the database's disk is full, broken or read-only
 └── DatabaseRefused     wrong URL, or a database made by newer code
@@ -35,7 +35,7 @@ class Ambiguous(StoreError):
 
 
 def owner_text(owner: str) -> str:
-    """A lease holder (HOST/PID/START) as text for people: `process 5160 on vm`."""
+    """Describe a lease holder (HOST/PID/START) for people: `process 5160 on vm`."""
     host, _, process = owner.partition("/")
     return f"process {process.partition('/')[0]} on {host}"
 
@@ -46,11 +46,11 @@ class LeaseHeld(StoreError):
         if kind in ("study", "campaign"):
             command = "campaign " if kind == "campaign" else ""
             text = (
-                f"{owner_text(owner)} works on {name}: `researcher {command}watch {name}` follows it, `researcher {command}stop {name}` ends it; if that "
+                f"{owner_text(owner)} is working on {name}: `researcher {command}watch {name}` follows it, `researcher {command}stop {name}` stops it; if that "
                 f"process is gone, try again in {for_s:.0f} s"
             )
         else:
-            text = f"{resource} is held by {owner}; wait until that ends, or use another server"
+            text = f"{resource} is in use by {owner}; wait until it is free, or use another server"
         super().__init__(text)
         self.owner = owner
         self.for_s = for_s
@@ -72,19 +72,21 @@ class PlanTampered(StoreError):
 
 class Unreadable(StoreError):
     def __init__(self, what: str, problem: str) -> None:
-        super().__init__(f"{what} in the database cannot be read, so they were changed after writing: {problem}")
+        super().__init__(
+            f"{what} in the database cannot be read; somebody changed them after they were written: {problem}"
+        )
 
 
 class OverBudget(StoreError):
     def __init__(self, kind: str, asked: float, left: float) -> None:
         if kind == "wall_s":
-            text = "the budget of wall time is spent; the report has the results so far"
+            text = "the wall-time budget is spent; the report has the results so far"
         elif kind == "tokens" and left <= 0:
-            text = "the budget of tokens is spent; the report has the results so far"
+            text = "the token budget is spent; the report has the results so far"
         elif kind == "tokens":
-            text = f"another trial takes about {asked:,.0f} tokens, and {left:,.0f} of the budget are left; the report has the results so far"
+            text = f"another trial needs about {asked:,.0f} tokens, but the budget has only {left:,.0f} left; the report has the results so far"
         else:
-            text = f"budget {kind!r}: {asked:g} asked for, {left:g} left"
+            text = f"budget {kind!r}: {asked:g} requested, but only {left:g} left"
         super().__init__(text)
         self.kind = kind
         self.left = left
@@ -102,7 +104,7 @@ class FindingConflict(StoreError):
     def __init__(self, problems: dict[str, str]) -> None:
         super().__init__("; ".join(f"{id} {problem}" for id, problem in problems.items()))
         self.problems = problems
-        """Problems by the finding's id."""
+        """What is wrong with each conflicting finding, by its id."""
 
 
 class SinkMissing(StoreError):
@@ -121,7 +123,7 @@ class NoTurns(StoreError):
 class StorageFailed(StoreError):
     def __init__(self, words: str) -> None:
         super().__init__(
-            f"the records cannot be written: {words}; make room on that disk, then go on with `researcher resume`"
+            f"the records cannot be written: {words}; make room on that disk, then continue with `researcher resume`"
         )
 
 

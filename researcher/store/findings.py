@@ -1,4 +1,4 @@
-"""Findings: our own, which only their study replaces, and those of other groups, imported all or none."""
+"""Findings: our own, which only their study can replace, and findings imported from other groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from researcher.store.transactions import Part
 
 
 class Findings(Part):
-    """The study's owner writes its findings. Importing needs no lease and changes no study."""
+    """The findings in the store. Only a study's owner may write its findings. Importing needs no lease and changes no study."""
 
     @retried
     def save(self, study_id: str, findings: Iterable[Finding]) -> None:
@@ -27,7 +27,7 @@ class Findings(Part):
 
     @retried
     def all(self, *, study_id: str | None = None, instrument: str | None = None) -> list[Finding]:
-        """Findings of all studies, including imported ones, oldest first; or of one study or instrument."""
+        """Return all findings, including imported ones, oldest first; only those of one study or instrument, if given."""
         with self._db.reading() as session:
             chosen = select(FindingRow).order_by(FindingRow.at, FindingRow.id)
             if study_id is not None:
@@ -38,14 +38,14 @@ class Findings(Part):
 
     @retried
     def take(self, findings: Sequence[Finding], *, replace: bool = False) -> int:
-        """Import findings, all or none; returns how many are new.
+        """Import all the findings, or none if any of them conflicts. Return how many are new.
 
-        replace: newer findings of the same group replace older ones.
-        Raises: FindingConflict, by id, for findings that differ from known ones or belong to a study of this database.
+        With `replace`, findings of a group replace earlier findings of the same group.
+        Raises: FindingConflict if any finding differs from the known one, or claims to be from a study of this database.
         """
         unnamed = [finding.id for finding in findings if finding.origin is None]
         if unnamed:
-            raise ValueError(f"imported findings say whose they are; these do not: {unnamed}")
+            raise ValueError(f"imported findings need an origin; these have none: {unnamed}")
         with self._db.writing() as session:
             told = [(finding, _problem(session, finding, replace=replace)) for finding in findings]
             problems = {finding.id: problem for finding, problem in told if problem}
@@ -69,26 +69,24 @@ def _problem(session: Session, finding: Finding, *, replace: bool) -> str | None
     if row is None:
         if session.get(StudyRow, finding.study_id) is None:
             return None
-        return f"is of {finding.study_id}, a study of this home, which has no such finding"
+        return f"claims to be from {finding.study_id}, a study in this database, which has no such finding"
     if _says_the_same(_finding(row), finding):
         return None
     if row.origin is None:
-        return "says something else than our own study found; our records count"
+        return "differs from what our own study found; our records take precedence"
     if row.origin != finding.origin:
-        return f"came from {row.origin!r} before, now from {finding.origin!r}, and says something else"
-    return (
-        None if replace else f"says something else than what {row.origin!r} said before; --replace takes the new word"
-    )
+        return f"came from {row.origin!r} before, and now comes from {finding.origin!r} with other content"
+    return None if replace else f"differs from what {row.origin!r} sent before; --replace takes the new version"
 
 
 def _says_the_same(one: Finding, other: Finding) -> bool:
-    """Whether two findings are equal. Seeds are ignored if one has none (files of the first schema)."""
+    """Return whether two findings are equal. Ignore seeds if either has none, as in files of the first schema."""
     unsaid = {"seeds": None} if one.seeds is None or other.seeds is None else {}
     return _said(one).model_copy(update=unsaid) == _said(other).model_copy(update=unsaid)
 
 
 def _said(finding: Finding) -> Finding:
-    """The finding without its origin, its import time, and its trials' duration, which is not exported."""
+    """Return the finding without its origin, its import time, and the duration of its trials, which exports leave out."""
     effect = None if finding.effect is None else finding.effect.model_copy(update={"trial_s": None})
     return finding.model_copy(update={"origin": None, "imported_at": None, "effect": effect})
 

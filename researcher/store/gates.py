@@ -1,7 +1,7 @@
 """Gates, at which a study waits for a person: a question in the journal, and its first answer.
 
-The owner asks (`asked`) and records when it has seen the answer (`answered`). People answer even if the study has no worker
-(`answer_given`). All three are journal lines.
+The study's owner asks (`asked`) and records when it has seen the answer (`answered`). People can answer (`answer_given`) even
+while no worker runs the study. All three are journal entries.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ _ASKED, _GIVEN, _MET = "asked", "answer_given", "answered"
 
 
 class GateRecords(Part):
-    """A gate's name is `plan/1` (the plan's version) or `stage/1/compare`."""
+    """The gates of studies. A gate's name is `plan/1` (with the plan's version) or `stage/1/compare`."""
 
     @retried
     def ask(self, study_id: str, name: str, question: dict[str, Any]) -> Answer | None:
-        """Ask, unless it was asked before. For the study's owner. Returns the answer, or None."""
+        """Ask the question, unless it was already asked. Return the answer, or None if there is none yet.
+
+        Only the study's owner may ask.
+        """
         detail = {"gate": name, **question}
         with self._db.owning(study_id) as session:
             if all(row.detail != detail for row in session.scalars(lines(study_id, _ASKED, gate=name))):
@@ -36,21 +39,21 @@ class GateRecords(Part):
 
     @retried
     def open(self, study_id: str) -> OpenGate | None:
-        """The gate where the study waits, or None. A newer question replaces an older one."""
+        """Return the gate at which the study waits, or None. A newer question replaces an older one."""
         with self._db.reading() as session:
             return _open(session, study_id)
 
     @retried
     def give(self, study_id: str, name: str, answer: Answer) -> Answer:
-        """Answer the gate of that name; returns the answer that counts, which is the first one.
+        """Answer the gate called `name`. Return the answer that counts, which is the first one given.
 
-        Raises: WrongState when the study does not wait there.
+        Raises: WrongState when the study is not waiting at this gate.
         """
         with self._db.writing() as session:
             self._db.study_row(session, study_id, lock=True)  # serialises two simultaneous answers
             gate = _open(session, study_id)
             if gate is None or gate.name != name:
-                raise WrongState(f"{study_id} does not wait at {name}")
+                raise WrongState(f"{study_id} is not waiting at {name}")
             if gate.answer is None:
                 self._db.note(session, study_id, _GIVEN, gate=name, **answer.model_dump())
             return gate.answer or answer

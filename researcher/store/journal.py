@@ -1,4 +1,4 @@
-"""A study's journal: append-only lines, each with a kind and a detail as JSON."""
+"""A study's journal: append-only entries, each with a kind and a detail as JSON."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ REPAIRED = "repaired"
 
 
 class Journal(Part):
-    """Only the study's owner may write. `**where` selects lines whose detail has these texts under these names."""
+    """The journals of studies. Only a study's owner may write to its journal.
+
+    `**where` selects the entries whose detail has these string values under these keys.
+    """
 
     @retried
     def record(self, study_id: str, kind: str, detail: Mapping[str, Any] | None = None) -> int:
-        """Append one line; returns its number."""
+        """Append one entry and return its number."""
         with self._db.owning(study_id) as session:
             row = EventRow(study_id=study_id, at=self._db.clock.now(), kind=kind, detail=dict(detail or {}))
             session.add(row)
@@ -30,27 +33,27 @@ class Journal(Part):
 
     @retried
     def record_once(self, study_id: str, kind: str, detail: Mapping[str, Any]) -> None:
-        """Append a line, unless the study already has an equal one."""
+        """Append an entry, unless the study already has an equal one."""
         with self._db.owning(study_id) as session:
             if all(row.detail != detail for row in session.scalars(lines(study_id, kind))):
                 self._db.note(session, study_id, kind, **detail)
 
     @retried
     def events(self, study_id: str, /, *kinds: str, after: int = 0, **where: str) -> list[Event]:
-        """Lines with numbers above `after`, oldest first; only of these kinds if any are given."""
+        """Return the entries numbered above `after`, oldest first. If `kinds` are given, return only entries of these kinds."""
         with readable("the rows of events"), self._db.reading() as session:
             rows = session.scalars(lines(study_id, *kinds, **where).where(EventRow.seq > after))
             return [event_of(row) for row in rows]
 
     @retried
     def last(self, study_id: str, /, *kinds: str, **where: str) -> Event | None:
-        """The newest matching line, or None."""
+        """Return the newest matching entry, or None."""
         with readable("the rows of events"), self._db.reading() as session:
             return newest(session, study_id, *kinds, **where)
 
     @retried
     def record_repair(self, study_id: str, record: RepairRecord) -> RepairRecord:
-        """Record that the study now runs this version of the code. Returns the record as stored."""
+        """Record a repair: the study now runs this version of the instrument's code. Return the record as stored."""
         kept = record.model_copy(update={"at": self._db.clock.now()})
         with self._db.owning(study_id) as session:
             row = EventRow(study_id=study_id, at=kept.at, kind=REPAIRED, detail=kept.model_dump(mode="json"))
@@ -58,7 +61,7 @@ class Journal(Part):
         return kept
 
     def repairs(self, study_id: str) -> list[RepairRecord]:
-        """Every repair of the instrument's code, oldest first."""
+        """Return every repair of the instrument's code, oldest first."""
         return [RepairRecord.model_validate(event.detail) for event in self.events(study_id, REPAIRED)]
 
     @retried
@@ -74,7 +77,7 @@ class Journal(Part):
 
 
 def lines(study_id: str, *kinds: str, **where: str) -> Select[EventRow]:
-    """Query for matching journal rows, oldest first."""
+    """Build the query for matching journal rows, oldest first."""
     chosen = select(EventRow).where(EventRow.study_id == study_id).order_by(EventRow.seq)
     if kinds:
         chosen = chosen.where(EventRow.kind.in_(kinds))
@@ -94,24 +97,24 @@ def event_of(row: EventRow) -> Event:
 
 
 _AGAIN = 200
-"""Number of lines to reread at each look: far more than are written while one transaction is open."""
+"""Number of entries to reread at each poll: far more than are written while one transaction is open."""
 
 
 class JournalReader:
     """Polls a journal, reading only its end each time.
 
-    PostgreSQL numbers a line when it is inserted and shows it when it is committed, so a line can appear after others
-    with higher numbers. Each look therefore rereads some lines.
+    PostgreSQL numbers an entry when it is inserted but shows it only once it is committed, so an entry can appear after others
+    with higher numbers. Each poll therefore rereads the last few entries.
     """
 
     def __init__(self, journal: Journal, study_id: str) -> None:
         self._journal = journal
         self._study_id = study_id
         self.events: list[Event] = []
-        """All lines seen so far, in order. Each look replaces the list and never mutates it."""
+        """All entries seen so far, in order. Each poll replaces this list and never mutates it."""
 
     def look(self) -> list[Event]:
-        """Read; returns the new lines, in order."""
+        """Read the journal and return the new entries, in order."""
         known = self.events
         again = known[-_AGAIN:]
         after = again[0].seq - 1 if len(again) == _AGAIN else 0

@@ -1,6 +1,6 @@
 """Leases of studies and servers, and the budgets of studies.
 
-A lease has an owner, an end, and a fencing token that rises with every new owner.
+A lease has an owner, an expiry time, and a fencing token that increases each time it is acquired.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ def server_resource(url: str) -> str:
 
 
 class Leases(Part):
-    """Leases. `owner` names a process (`host/pid/start`); the caller decides whether it is alive."""
+    """Leases of studies, campaigns and servers. `owner` names a process (`host/pid/start`); the caller decides whether that
+    process is alive."""
 
     @retried
     def acquire(self, study_id: str, owner: str, ttl_s: float, *, dead_owner: str | None = None) -> int:
-        """Lease a study or campaign for `ttl_s` seconds; returns the fencing token for `fenced`.
+        """Lease a study or campaign for `ttl_s` seconds. Return the fencing token for `Store.fenced`.
 
-        dead_owner: a holder that the caller knows to be dead; its lease is taken over at once.
-        Raises: LeaseHeld when another owner's lease is valid.
+        If `dead_owner`, which the caller knows to be dead, holds the lease, it is taken over immediately.
+        Raises: LeaseHeld while another owner's lease is valid.
         """
         with self._db.writing() as session:
             resource = owned_resource(study_id)
@@ -44,7 +45,7 @@ class Leases(Part):
 
     @retried
     def renew(self, study_id: str, token: int, ttl_s: float) -> None:
-        """Extend the lease. Raises: LeaseSuperseded when the study has another owner by now."""
+        """Extend the lease. Raises: LeaseSuperseded when the study has a new owner."""
         self._renew(owned_resource(study_id), token, ttl_s)
 
     @retried
@@ -54,7 +55,7 @@ class Leases(Part):
 
     @retried
     def holder(self, study_id: str) -> LeaseInfo | None:
-        """The study's owner, or None. Its lease may have expired."""
+        """Return the lease of the study's owner, or None. It may have expired."""
         return self._holder(owned_resource(study_id))
 
     @retried
@@ -107,7 +108,8 @@ class Leases(Part):
 
 
 class Budgets(Part):
-    """Budgets: an amount is reserved before it is spent. `item` (such as a trial's key) makes both operations idempotent."""
+    """Budgets of studies: an amount is reserved before it is spent. `item` (such as a trial's key) makes both operations
+    idempotent."""
 
     @retried
     def set(self, study_id: str, kind: str, limit: float) -> None:
@@ -116,9 +118,9 @@ class Budgets(Part):
 
     @retried
     def reserve(self, study_id: str, kind: str, item: str, amount: float) -> None:
-        """Reserve `amount` for `item`. Replaces an earlier reservation for the item.
+        """Reserve `amount` for `item`, replacing an earlier reservation for it.
 
-        Raises: OverBudget when it does not fit; NotFound when the study has no budget of that kind.
+        Raises: OverBudget when too little is left; NotFound when the study has no budget of that kind.
         """
         with self._db.owning(study_id) as session:
             budget = _budget(session, study_id, kind)
@@ -150,14 +152,14 @@ class Budgets(Part):
 
     @retried
     def release(self, study_id: str, kind: str, items: Collection[str]) -> None:
-        """End the reservations of these items; their costs stay."""
+        """End the reservations of these items. Their recorded costs stay."""
         with self._db.owning(study_id) as session:
             chosen = (SpendingRow.study_id == study_id, SpendingRow.kind == kind, SpendingRow.item.in_(items))
             session.execute(update(SpendingRow).where(*chosen).values(reserved=0.0))
 
     @retried
     def items(self, study_id: str, kind: str) -> dict[str, tuple[float, float]]:
-        """Reserved and spent amounts by item."""
+        """Return the reserved and the spent amount of each item."""
         with self._db.reading() as session:
             rows = session.scalars(
                 select(SpendingRow).where(SpendingRow.study_id == study_id, SpendingRow.kind == kind)
@@ -172,7 +174,7 @@ class Budgets(Part):
 
 
 def _lease_row(session: Session, resource: str) -> LeaseRow:
-    """The lease's row, locked; inserted if missing."""
+    """Return the lease's row, locked. Insert it if it is missing."""
     chosen = select(LeaseRow).where(LeaseRow.resource == resource)
     return locked(session, chosen, LeaseRow(resource=resource, owner=None, token=0, expires_at=0.0))
 
@@ -180,7 +182,7 @@ def _lease_row(session: Session, resource: str) -> LeaseRow:
 def _budget(session: Session, study_id: str, kind: str) -> BudgetRow:
     budget = session.get(BudgetRow, (study_id, kind), with_for_update=True)
     if budget is None:
-        raise NotFound(f"study {study_id} has no budget of {kind!r}; call set_budget first")
+        raise NotFound(f"study {study_id} has no {kind!r} budget; call `budgets.set` first")
     return budget
 
 

@@ -1,6 +1,6 @@
 """Locks between processes, for work that does not fit into a transaction.
 
-An advisory lock on PostgreSQL, a lock file next to the database on SQLite. Both end with the process that holds them.
+PostgreSQL has advisory locks; with SQLite, a lock file lies next to the database. Both are released when their process ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from researcher.store.retries import Retries
 
 @contextmanager
 def turn(engine: Engine, retries: Retries, name: str) -> Iterator[None]:
-    """Hold the lock of that name.
+    """Hold the lock called `name` while the body runs.
 
     Raises: DatabaseAway, StorageFailed or NoTurns before the body runs.
     """
@@ -66,7 +66,7 @@ def _taken(path: Path) -> int:
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StorageFailed(f"{path} cannot be made ({error.strerror})") from error
+            raise StorageFailed(f"{path} cannot be created ({error.strerror})") from error
         try:
             locked(lock, path)
         except NoLocks as error:

@@ -1,8 +1,8 @@
 """Copies the records to MLflow: one experiment per study, a run per stage, a child run per trial, the report as an artifact.
 
-SQL is the source of truth. The sink reads changes from the outbox and looks up their current state when it sends them. Sending
-the same thing twice leaves one run, so a crash or an outage costs only time. Only this file and `mlflow_traces.py` import
-mlflow; that takes seconds, so nothing is imported before the first `drain`.
+SQL is the source of truth. The sink reads changes from the outbox and looks up the current state when it sends them. Sending a
+change twice still leaves one run, so a crash or an outage costs only time. Only this file and `mlflow_traces.py` import mlflow.
+The import takes seconds, so it waits until the first `drain`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def experiment_name(study: StudyRecord) -> str:
 
 @dataclass(slots=True)
 class _Study:
-    """Data of a study that sending needs, looked up once per drain."""
+    """A study's data, looked up once per drain."""
 
     record: StudyRecord
     plan: Plan | None
@@ -72,7 +72,7 @@ class _Study:
 
 
 class MlflowSink(CopySink):
-    """Copies studies to MLflow, as the module says."""
+    """Copies studies to MLflow; see the module's docstring."""
 
     name = "mlflow"
 
@@ -99,7 +99,7 @@ class MlflowSink(CopySink):
             raise CopyFailed(str(error)) from error
 
     def page(self, study_id: str, trial_key: str | None = None) -> str:
-        """Path of a page in MLflow's UI: the study's curves by arm, or one trial's run if it was sent already.
+        """Return the path of a page in MLflow's UI: the run of `trial_key` if it was already sent, else the study's curves by arm.
 
         Raises: MlflowAway.
         """
@@ -107,7 +107,7 @@ class MlflowSink(CopySink):
             client, record = self._open(), self._store.studies.get(study_id)
             experiment_id = self._known_experiment(client, record)
             if experiment_id is None:
-                raise MlflowAway(f"MLflow has nothing of {study_id} yet; `researcher copy {study_id}` sends it")
+                raise MlflowAway(f"{study_id} is not in MLflow yet; `researcher copy {study_id}` sends it")
             study = _Study(record, None, experiment_id)
             run_id = None if trial_key is None else self._find(client, study, f"trial:{trial_key}")
         except CopyFailed as error:
@@ -117,13 +117,13 @@ class MlflowSink(CopySink):
         return page_of(experiment_id, run_id)
 
     def _outages(self) -> tuple[type[Exception], ...]:
-        """Exceptions that mean the copy cannot be written: from MLflow, its database, a missing driver or the system."""
+        """Return the exceptions that mean the copy cannot be written now: from MLflow, its database, a missing driver or the OS."""
         from mlflow.exceptions import MlflowException
 
         return (MlflowException, SQLAlchemyError, ImportError, OSError)
 
     def _open(self) -> Any:
-        """MLflow's client, created for the first message because the import takes seconds."""
+        """Return MLflow's client. It is created on first use, because the import takes seconds."""
         if self._client is None:
             for name, value in _PATIENCE.items():
                 os.environ.setdefault(name, value)
@@ -143,16 +143,16 @@ class MlflowSink(CopySink):
         return _Study(record, self._plan(study_id), self._experiment(client, record))
 
     def _experiment(self, client: Any, study: StudyRecord) -> str:
-        """The study's experiment, created if missing. Raises: CopyFailed if a person deleted it."""
+        """Return the id of the study's experiment; create the experiment if missing. Raises: CopyFailed if a person deleted it."""
         known = self._known_experiment(client, study)
         if known is not None:
             return known
         return str(client.create_experiment(experiment_name(study), self._artifacts(), {_STUDY: study.id}))
 
     def _known_experiment(self, client: Any, study: StudyRecord) -> str | None:
-        """Id of the study's experiment, even if a person renamed it; None if there is none.
+        """Return the id of the study's experiment, even if a person renamed it, or None if there is none.
 
-        Raises: CopyFailed if a person deleted it, which we respect.
+        Raises: CopyFailed if a person deleted it; the sink never brings it back.
         """
         from mlflow.entities import ViewType
 
@@ -170,12 +170,12 @@ class MlflowSink(CopySink):
         return str(alive[0].experiment_id)
 
     def _artifacts(self) -> str | None:
-        """Artifact folder next to a local database; servers have their own."""
+        """Return the artifact folder next to a local database, or None for a server, which has its own."""
         database = self._file()
         return None if database is None else (database.absolute().parent / "mlartifacts").as_uri()
 
     def _file(self) -> Path | None:
-        """File of a local database, from MLflow's URI."""
+        """Return the file of a local database, or None if MLflow's URI names a server."""
         if not self.tracking_uri.startswith("sqlite:///"):
             return None
         return Path(make_url(self.tracking_uri).database or "")
@@ -212,7 +212,7 @@ class MlflowSink(CopySink):
             self._send_cut_off(client, study)
 
     def _send_cut_off(self, client: Any, study: _Study) -> None:
-        """End the unfinished runs of a stopped or failed study: stages, and begun trials with their errors."""
+        """End the unfinished runs of a stopped or failed study: its stages, and its started trials with their errors."""
         for trial in self._store.trials.all(study.record.id, series=()):
             if trial.attempt and not trial.status.ended:
                 self._send_trial(client, study, trial)
@@ -235,7 +235,7 @@ class MlflowSink(CopySink):
         return self._run(client, study, f"stage:{stage}", stage, began or study.record.created_at, {})
 
     def _end_stage(self, client: Any, study: _Study, stage: str) -> None:
-        """Set the stage run's status as in SQL: done, cut off with its study, or running again after `resume`."""
+        """Set the status of the stage's run to match SQL: done, ended with its study, or running again after `resume`."""
         run_id = self._stage_run(client, study, stage)
         _, ended = self._store.plans.stage_times(study.record.id).get(stage, (None, None))
         if ended is not None:
@@ -310,7 +310,7 @@ class MlflowSink(CopySink):
     # -- runs ---------------------------------------------------------------------------------------------------------
 
     def _run(self, client: Any, study: _Study, key: str, name: str, at: float, tags: dict[str, str]) -> str:
-        """Id of the run with that key; creates the run if missing."""
+        """Return the id of the run with this key; create the run if missing."""
         run_id = self._find(client, study, key)
         if run_id is None:
             made = client.create_run(
@@ -330,9 +330,10 @@ class MlflowSink(CopySink):
 
 
 def _asked(key: str) -> str:
-    """A filter that finds the run with that key, and perhaps others, because MLflow's strings cannot contain their own quote.
+    """Return a filter that matches the run with this key, and possibly others.
 
-    `_` matches any one character. It also replaces backslashes, which some databases treat as escapes.
+    MLflow's string literals cannot contain a quote, so the wildcard `_`, which matches any one character, stands for it. In such
+    keys `_` also replaces backslashes, because some databases treat them as escapes.
     """
     if "'" not in key:
         return f"tags.`{KEY}` = '{key}'"
@@ -340,13 +341,13 @@ def _asked(key: str) -> str:
 
 
 def _colour(plan: Plan | None, trial: TrialRecord) -> str:
-    """One colour per arm, for all its seeds."""
+    """Return the colour of the trial's arm, the same for all its seeds."""
     arms = [] if plan is None else [arm.name for arm in plan.arms]
     return _PALETTE[arms.index(trial.arm) % len(_PALETTE) if trial.arm in arms else 0]
 
 
 def _cut_off(client: Any, study: _Study, run_id: str) -> bool:
-    """End an unfinished run if its study stopped or failed; returns whether it did."""
+    """End an unfinished run if its study stopped or failed, and return whether it did."""
     status = _CUT_OFF.get(study.record.status)
     if status is not None:
         client.set_terminated(run_id, status, int((study.record.ended_at or study.record.updated_at) * 1000))
@@ -356,7 +357,7 @@ def _cut_off(client: Any, study: _Study, run_id: str) -> bool:
 def _stage_note(plan: Plan | None, stage: str) -> str:
     planned = [] if plan is None else [each for each in plan.stages if each.id == stage]
     return "\n".join(
-        f"{each.kind.replace('_', ' ')}: {_seeds(each)} seeds from {each.first_seed} on of {', '.join(each.arms)}"
+        f"{each.kind.replace('_', ' ')}: {_seeds(each)} seeds, starting at {each.first_seed}, of {', '.join(each.arms)}"
         for each in planned
     )
 
@@ -373,7 +374,7 @@ def _trial_note(study: _Study, trial: TrialRecord) -> str:
 
 
 def _answers(database: str) -> None:
-    """Connect once and raise any error. MLflow itself would retry for two minutes, each time."""
+    """Connect once and raise any error. MLflow itself would retry for two minutes on every call."""
     engine = create_engine(database, poolclass=NullPool, connect_args={"connect_timeout": _CONNECT_S})
     engine.connect().close()
 
@@ -402,14 +403,14 @@ _KIND = "mlflow.experimentKind"
 
 _FIRST, _REST = "learning", "rest"
 _REST_NAME = "Model metrics"
-"""The UI's own section for metrics without a slash in their names. The UI fills it alphabetically."""
+"""The UI's built-in section for metrics without a slash in their names. The UI sorts it alphabetically."""
 
 
 def view_tags(plan: Plan | None) -> dict[str, str]:
-    """Tags of the experiment: the saved view, and a mark that its runs are training runs (else the UI guesses from the traces).
+    """Return the experiment's tags: the saved view, and a mark that its runs are training runs.
 
-    The view starts with the reward and the deciding metrics by arm; all other charts follow. Metrics keep their names, so
-    experiments of earlier versions look the same.
+    Without the mark, the UI would guess the kind from the traces. The view starts with the reward and the deciding metrics by
+    arm; all other charts follow. Metrics keep their names, so experiments of earlier versions look the same.
     """
     state: dict[str, Any] = {
         "searchFilter": "params.arm LIKE '%'",
@@ -432,7 +433,7 @@ def view_tags(plan: Plan | None) -> dict[str, str]:
 
 
 def _first_charts(plan: Plan) -> list[dict[str, Any]]:
-    """The charts of the first section, in the format of MLflow's UI."""
+    """Return the charts of the first section, in the format of MLflow's UI."""
     rewards = ["reward_mean", *([HELDOUT_REWARD] if plan.heldout_every else [])]
     name = "reward in training and on held-out tasks" if plan.heldout_every else "reward in training"
     lines = [(name, rewards), *([("success on held-out tasks", [HELDOUT_SUCCESS])] if plan.heldout_every else [])]
@@ -472,7 +473,7 @@ _LINE = {
 
 
 def page_of(experiment_id: str, run_id: str | None = None) -> str:
-    """Path of a page in MLflow's UI: one run, or the study's saved view."""
+    """Return the path of a page in MLflow's UI: one run, or the study's saved view."""
     if run_id is not None:
         return f"#/experiments/{experiment_id}/runs/{run_id}"
     return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&compareRunsMode=CHART"

@@ -1,6 +1,6 @@
 """Sampled episodes as MLflow traces: the episode is the root span, with one span per call.
 
-Ids are derived from study, trial and episode, so sending again leaves one trace. MLflow is imported on use.
+Ids are derived from study, trial and episode, so sending an episode twice still leaves one trace. MLflow is imported on first use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREVIEW = 250
 def send_episodes(
     tracking_uri: str, experiment_id: str, run_id: str, trial: TrialRecord, episodes: Sequence[SampledEpisode]
 ) -> None:
-    """Write one trace per episode, linked to the trial's run. A store without spans (MLflow before 3.4) gets none."""
+    """Write one trace per episode, linked to the trial's run. Write none if MLflow cannot store spans (versions before 3.4)."""
     from mlflow.entities.span import Span
     from mlflow.tracing.client import TracingClient
 
@@ -30,7 +30,7 @@ def send_episodes(
         try:
             client.log_spans(experiment_id, spans)
         except NotImplementedError as error:
-            logging.getLogger(__name__).warning("%s takes no traces: %s", tracking_uri, error)
+            logging.getLogger(__name__).warning("%s cannot store traces: %s", tracking_uri, error)
             return
         client.start_trace(_info(trace_id, experiment_id, run_id, trial, episode))
 
@@ -82,7 +82,7 @@ def _tags(trial: TrialRecord, episode: SampledEpisode) -> dict[str, str]:
 
 
 def _spans(trace_id: str, trial: TrialRecord, episode: SampledEpisode) -> Iterator[dict[str, Any]]:
-    """The root span, then one span per call, in MLflow's format."""
+    """Yield the root span, then one span per call, in MLflow's format."""
     from mlflow.entities.span import SpanType
     from mlflow.tracing.constant import SpanAttributeKey as Key
 

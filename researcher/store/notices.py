@@ -23,7 +23,7 @@ from researcher.store.transactions import Part, Transactions
 
 @dataclass(frozen=True, slots=True)
 class WaitingNotice:
-    """A notice that was not sent to its service yet. at: when it was recorded."""
+    """A notice that was not yet sent to its service. `at` is the Unix time at which it was recorded."""
 
     seq: int
     service: str
@@ -32,18 +32,20 @@ class WaitingNotice:
 
 
 class Notices(Part):
-    """Anyone may record a notice: that needs no lease and changes no study or campaign."""
+    """The notices in the store. Anyone may record one: that needs no lease and changes no study or campaign."""
 
     @retried
     def record(self, notice: Notice, services: Sequence[str]) -> bool:
-        """Queue the notice for each service; returns whether any was new. One with the same subject, key and service is not
-        recorded again."""
+        """Queue the notice for each service, unless that service already has one with the same subject and key.
+
+        Return whether any was new.
+        """
         with self._db.writing() as session:
             return add(self._db, session, notice, services)
 
     @retried
     def of(self, subject_id: str) -> list[Notice]:
-        """Every notice about the subject, oldest first, each once even if it goes to several services."""
+        """Return every notice about the subject, oldest first, each only once even if it goes to several services."""
         with self._db.reading() as session:
             chosen = select(NoticeRow.notice).where(NoticeRow.subject_id == subject_id).order_by(NoticeRow.seq)
             found = [Notice.model_validate_json(text) for text in session.scalars(chosen)]
@@ -51,7 +53,7 @@ class Notices(Part):
 
     @retried
     def unsent(self, service: str, subject_id: str | None = None) -> list[WaitingNotice]:
-        """Unsent notices for this service, oldest first."""
+        """Return the unsent notices for this service, oldest first; only those about `subject_id`, if given."""
         with self._db.reading() as session:
             rows = session.scalars(_waiting(service, subject_id).order_by(NoticeRow.seq))
             return [
@@ -61,13 +63,13 @@ class Notices(Part):
 
     @retried
     def services(self) -> list[str]:
-        """Services with waiting notices."""
+        """Return the services with waiting notices."""
         with self._db.reading() as session:
             return sorted(session.scalars(select(NoticeRow.service).where(NoticeRow.sent_at.is_(None)).distinct()))
 
     @retried
     def state(self, service: str, subject_id: str) -> tuple[int, str | None]:
-        """Number of waiting notices, and the newest error among them."""
+        """Return the number of waiting notices, and the newest error among them."""
         with self._db.reading() as session:
             waiting = _waiting(service, subject_id)
             count = session.scalar(select(func.count()).select_from(waiting.subquery())) or 0
@@ -76,7 +78,7 @@ class Notices(Part):
 
     @retried
     def turn(self, service: str) -> AbstractContextManager[None]:
-        """Lock for sending to that service. Two processes at once would send each notice twice."""
+        """Return the lock for sending to this service. Without it, two processes would send each notice twice."""
         return turn(self._db.engine, self._db.retries, f"notify-{service}")
 
     @retried
@@ -94,7 +96,7 @@ class Notices(Part):
 
 
 def add(db: Transactions, session: Session, notice: Notice, services: Sequence[str]) -> bool:
-    """`Notices.record`, within the transaction of the event itself."""
+    """Do the work of `Notices.record`, within the transaction of the event itself."""
     new = False
     for service in dict.fromkeys(services):
         row = NoticeRow(

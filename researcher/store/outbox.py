@@ -1,7 +1,7 @@
 """The outbox: changes that copies of the records (MLflow and others) have not received yet.
 
-Deliveries are recorded per sink, so one sink's outage neither delays nor repeats another's. A sink that is added later
-gets everything.
+Deliveries are recorded per sink, so one sink's outage neither delays nor repeats the deliveries to another. A sink that is added
+later gets everything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from researcher.store.transactions import Part, locked
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Something changed: a `study`, `stage`, `trial`, `verdict` or `report`. The store has its current state."""
+    """A notice that something changed: a `study`, `stage`, `trial`, `verdict` or `report`. Read its current state from the store."""
 
     seq: int
     study_id: str
@@ -29,18 +29,18 @@ class Message:
 
 
 class Outbox(Part):
-    """At-least-once delivery: sending twice must be harmless."""
+    """The outbox in the store. It delivers at least once, so sending a message twice must be harmless."""
 
     @retried
     def unsent(self, sink: str, study_id: str | None = None) -> list[Message]:
-        """Messages that were not sent to this sink yet, oldest first."""
+        """Return the messages not yet sent to this sink, oldest first; only those about `study_id`, if given."""
         with self._db.reading() as session:
             rows = session.scalars(_waiting(sink, study_id).order_by(OutboxRow.seq))
             return [Message(row.seq, row.study_id, row.kind, row.ref) for row in rows]
 
     @retried
     def turn(self, sink: str, study_id: str) -> AbstractContextManager[None]:
-        """Lock for copying this study to that sink. Two processes at once could both create the same run."""
+        """Return the lock for copying this study to this sink. Without it, two processes could both create the same run."""
         return turn(self._db.engine, self._db.retries, f"copy-{sink}-{study_id}")
 
     @retried
@@ -58,7 +58,7 @@ class Outbox(Part):
 
     @retried
     def state(self, sink: str, study_id: str) -> tuple[int, str | None]:
-        """Number of waiting messages, and the newest error among them."""
+        """Return the number of waiting messages, and the newest error among them."""
         with self._db.reading() as session:
             waiting = _waiting(sink, study_id)
             count = session.scalar(select(func.count()).select_from(waiting.subquery())) or 0

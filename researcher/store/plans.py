@@ -16,18 +16,21 @@ from researcher.store.tables import Base, HypothesisRow, PlanRow, StageRow
 from researcher.store.transactions import Part
 from researcher.study.plan import Plan
 
-_NEVER_FROZEN = ": its `researcher start` was cut off before it froze one (then start anew), or is about to"
+_NEVER_FROZEN = (
+    ": `researcher start` is still planning it, or was interrupted before it froze a plan (then start again)"
+)
 
 
 class Plans(Part):
-    """Only the study's owner may write. A plan is never changed; an amendment is a new version."""
+    """The plans in the store. Only a study's owner may write. A plan is never changed; an amendment is a new version."""
 
     @retried
     def save(self, study_id: str, plan: Plan, *, amended: Mapping[str, Any] | None = None) -> str:
-        """Freeze a plan with its hypotheses and stages; returns its digest. Saving the same plan again changes nothing.
+        """Freeze a plan with its hypotheses and stages, and return its digest. Saving the same plan again changes nothing.
 
-        amended: who changed what, and why; a journal line in the same transaction as the plan.
-        The first plan of a study may have any version, because a reproduction of an amended plan keeps its hash.
+        `amended` says who changed what, and why; it becomes a journal entry in the same transaction. A study's first plan may have
+        any version, because a reproduction of an amended plan keeps the plan's hash.
+
         Raises: PlanFrozen when that version exists with other content, or does not follow the newest one.
         """
         digest = plan.digest()
@@ -51,9 +54,9 @@ class Plans(Part):
 
     @retried
     def get(self, study_id: str, version: int | None = None) -> Plan:
-        """The plan of that version, by default the newest.
+        """Return the plan of that version, by default the newest.
 
-        Raises: NotFound; PlanTampered when the stored plan no longer matches the hash that it was frozen with.
+        Raises: NotFound; PlanTampered when the stored plan no longer matches the hash it was frozen with.
         """
         canonical, digest = self._plan_text(study_id, version)
         if hashlib.sha256(canonical.encode()).hexdigest() != digest:
@@ -62,7 +65,7 @@ class Plans(Part):
 
     @retried
     def frozen(self, study_id: str, version: int | None = None) -> tuple[Plan, str]:
-        """The stored plan, and the hash that it was frozen with. The caller has to check that they agree."""
+        """Return the stored plan and the hash it was frozen with. The caller has to check that they match."""
         canonical, digest = self._plan_text(study_id, version)
         return Plan.model_validate_json(canonical), digest
 
@@ -76,7 +79,7 @@ class Plans(Part):
 
     @retried
     def altered_rows(self, study_id: str, plan: Plan) -> dict[str, list[tuple[str, Any, Any]]]:
-        """Rows of hypotheses and stages that differ from their plan: column, stored value, planned value."""
+        """Return the hypotheses and stages whose rows differ from the plan, each with (column, stored value, planned value)."""
         found: dict[str, list[tuple[str, Any, Any]]] = {}
         with self._db.reading() as session:
             for kind, table, parts in (
@@ -96,9 +99,9 @@ class Plans(Part):
 
     @retried
     def set_stage_status(self, study_id: str, stage: str, status: str) -> None:
-        """Set a stage's status: `running` also records its start, `done` its end. Others are refused."""
+        """Set a stage's status: `running` also records its start, `done` its end. No other status can be set."""
         if status not in ("running", "done"):
-            raise ValueError(f"a stage is running or done, not {status!r}")
+            raise ValueError(f"a stage can be set to running or done, not {status!r}")
         now = self._db.clock.now()
         with self._db.owning(study_id) as session:
             version = newest_version(session, study_id)
@@ -112,7 +115,7 @@ class Plans(Part):
 
     @retried
     def stage_status(self, study_id: str) -> dict[str, str]:
-        """`planned`, `running` or `done` for each stage of the newest plan, in the plan's order."""
+        """Return the status (`planned`, `running` or `done`) of each stage of the newest plan, in the plan's order."""
         with self._db.reading() as session:
             version = newest_version(session, study_id)
             rows = session.scalars(
@@ -124,7 +127,7 @@ class Plans(Part):
 
     @retried
     def stage_times(self, study_id: str) -> dict[str, tuple[float | None, float | None]]:
-        """When each stage of the newest plan began and ended; None if it has not."""
+        """Return when each stage of the newest plan began and ended, in Unix time. None means not yet."""
         with self._db.reading() as session:
             version = newest_version(session, study_id)
             chosen = select(StageRow).where(StageRow.study_id == study_id, StageRow.plan_version == version)
@@ -132,7 +135,7 @@ class Plans(Part):
 
     @retried
     def largest_seed(self) -> int:
-        """The largest seed that any plan may use; -1 if there are no plans."""
+        """Return the largest seed that any plan may use; -1 if there are no plans."""
         with self._db.reading() as session:
             largest = session.scalar(select(func.max(StageRow.first_seed + StageRow.max_seeds - 1)))
             apart = session.scalars(select(PlanRow.canonical).where(PlanRow.canonical.contains('"seed_offset":')))
@@ -158,5 +161,5 @@ def _add_plan(session: Session, study_id: str, plan: Plan, digest: str, now: flo
 
 
 def _columns(table: type[Base], record: BaseModel) -> dict[str, Any]:
-    """The fields of `record` that have a column. The plan's canonical JSON holds all fields."""
+    """Return the fields of `record` that have a column in `table`. The plan's canonical JSON holds all fields."""
     return {name: value for name, value in record.model_dump(mode="json").items() if name in table.__table__.columns}

@@ -1,9 +1,9 @@
 """Retries work that a database outage interrupts, without doing anything twice.
 
-A connection that is lost before the commit rolls the transaction back. During the commit the outcome is unknown, because the
-server's answer may be lost. So each transaction updates a receipt, the row of its writer, and after a lost answer that row
-says whether the transaction was committed. The transaction locks the row, so the query waits if the server is still committing.
-SQLite has no connection to lose and writes no receipts; but another program may lock its file.
+If the connection is lost before the commit, the transaction is rolled back. If it is lost during the commit, the outcome is
+unknown. So each transaction also updates a receipt, a row that belongs to its writer. After a lost answer, the receipt shows
+whether the transaction was committed. The transaction locks that row, so reading it waits while the server is still committing.
+SQLite has no connection to lose and needs no receipts, but another program may lock its file.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 PATIENCE_S = 600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _KEPT_S = 30 * 86_400.0
-"""Receipts that were not updated for this long are deleted."""
+"""Receipts that were not updated for this many seconds are deleted."""
 _SHUTTING_DOWN = ("57P01", "57P02", "57P03")
-"""SQLSTATEs of a server that closes connections, or does not accept them yet."""
+"""SQLSTATEs of a server that is shutting down or does not accept connections yet."""
 
 _STORAGE = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_CORRUPT", "SQLITE_NOTADB")
 _HELD = ("SQLITE_BUSY", "SQLITE_LOCKED")
@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 class Waiting:
-    """Whether to keep waiting for an absent database. A signal handler calls `end`; afterwards nothing is retried."""
+    """Whether to keep waiting for a database that is away. A signal handler calls `end`; after that, nothing is retried."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -55,7 +55,7 @@ waiting = Waiting()
 
 
 class Retries:
-    """Retries for one database. patience_s: how long to retry."""
+    """Retries for one database, for at most `patience_s` seconds."""
 
     def __init__(self, engine: Engine, clock: Clock, ids: Ids, patience_s: float = PATIENCE_S) -> None:
         self._engine = engine
@@ -64,10 +64,10 @@ class Retries:
         self._patience_s = patience_s
         self._may_be_lost = engine.dialect.name == "postgresql"
         self._thread = threading.local()
-        """writer: name of this thread's receipt row. number: number of its newest transaction."""
+        """Holds `writer`, the name of this thread's receipt row, and `number`, the number of its newest transaction."""
 
     def patiently(self, work: Callable[[], R]) -> R:
-        """`patiently`, with this database's patience."""
+        """Call the function `patiently` with this database's retry time."""
         return patiently(work, self._patience_s)
 
     def commit(self, session: Session) -> None:
@@ -81,7 +81,7 @@ class Retries:
         except DBAPIError as error:
             if not passes(error) or not self.patiently(lambda: self._was_committed(number)):
                 raise
-            _log.warning("a commit was done though its answer was lost")
+            _log.warning("a transaction was committed although the answer was lost")
 
     def _sign(self, session: Session) -> int:
         if not hasattr(self._thread, "writer"):
@@ -107,9 +107,9 @@ class Retries:
 
 
 def patiently(work: Callable[[], R], patience_s: float = PATIENCE_S) -> R:
-    """Run `work`, and retry while the database is away. Running it twice must be harmless.
+    """Run `work`, and retry it while the database is away. Running it twice must be harmless.
 
-    Raises: DatabaseAway when patience runs out or `waiting` ends; StorageFailed.
+    Raises: DatabaseAway after `patience_s` seconds, or once `waiting` has ended; StorageFailed when the disk fails or is full.
     """
     began, pause_s = time.monotonic(), _FIRST_PAUSE_S
     while True:
@@ -123,7 +123,7 @@ def patiently(work: Callable[[], R], patience_s: float = PATIENCE_S) -> R:
             waited_s = time.monotonic() - began  # includes the time of the tries themselves
             if waited_s >= patience_s or waiting.ended:
                 raise DatabaseAway(waited_s, _words(error)) from error
-            _log.warning("the database does not answer (%s); again in %.2f s", _words(error), pause_s)
+            _log.warning("the database does not answer (%s); retrying in %.2f s", _words(error), pause_s)
         time.sleep(pause_s)  # blocks the thread: code in an event loop has to call this from a worker thread
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -134,7 +134,8 @@ def of_driver(error: Exception) -> DBAPIError:
 
 
 def passes(error: DBAPIError) -> bool:
-    """Whether the error is temporary: the connection or server failed, or another writer conflicted. Then the work itself is fine."""
+    """Return whether the error is temporary, so that a retry may work: the connection or server failed, or another writer
+    conflicted."""
     if error.connection_invalidated or is_held(error):
         return True
     state = getattr(error.orig, "sqlstate", "")  # SQLite's errors have none
@@ -144,12 +145,12 @@ def passes(error: DBAPIError) -> bool:
 
 
 def is_held(error: DBAPIError) -> bool:
-    """Whether another program locked the SQLite file for longer than the driver waits."""
+    """Return whether another program kept the SQLite file locked for longer than the driver waits."""
     return str(getattr(error.orig, "sqlite_errorname", "")).startswith(_HELD)
 
 
 def _is_storage(error: DBAPIError) -> bool:
-    """Whether the disk failed or is full."""
+    """Return whether the disk failed or is full."""
     name = str(getattr(error.orig, "sqlite_errorname", ""))
     return name.startswith(_STORAGE) or getattr(error.orig, "sqlstate", None) in _NO_ROOM
 
@@ -168,7 +169,7 @@ S = TypeVar("S", bound=HasDatabase)
 
 
 def retried(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Decorator for methods of a store's part: retry while the database is away."""
+    """Decorate a method of a store's part, so that it retries while the database is away."""
 
     @functools.wraps(method)
     def tried(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -179,4 +180,4 @@ def retried(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
 
 def _words(error: DBAPIError) -> str:
     lines: list[Any] = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
-    return f"another program holds the database: {lines[0]}" if is_held(error) else str(lines[0])
+    return f"another program has locked the database: {lines[0]}" if is_held(error) else str(lines[0])

@@ -1,7 +1,7 @@
 """Base class of sinks, which copy the records elsewhere. They read changes from the outbox, look up the current state when sending,
-and may send twice.
+and may send a change twice.
 
-SQL is the source of truth. An outage ends the attempt, not the caller, and affects only one sink: each has its own deliveries.
+SQL is the source of truth. An outage ends the attempt but raises nothing, and affects only one sink: each has its own deliveries.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ _LONGEST_ERROR = 500
 
 
 class CopyFailed(Exception):
-    """A sink could not copy something now; the message waits in the outbox. The text says why."""
+    """A sink cannot copy a change now, so the message waits in the outbox. The text says why."""
 
 
 class CopySink(ABC):
-    """A copy of the records. Call `drain` regularly, and at the end. It may run in a separate thread."""
+    """A copy of the records. Call `drain` regularly and once at the end, if you like in a separate thread."""
 
     name: ClassVar[str]
-    """Key of this sink's deliveries. Must never change."""
+    """Key of this sink's deliveries. It must never change."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def _plan(self, study_id: str) -> Plan | None:
-        """The study's newest plan, if it has one."""
+        """Return the study's newest plan, if it has one."""
         try:
             return self._store.plans.get(study_id)
         except NotFound:
             return None
 
     def drain(self, study_id: str | None = None) -> int:
-        """Send waiting messages, oldest first; returns how many were sent.
+        """Send the waiting messages of a study, oldest first, and return how many were sent.
 
-        study_id: None means every study; a failure in one does not hold up the others. A message that cannot be sent waits,
-        with all later ones of its study; `store.outbox.state` has the error. Concurrent calls wait for each other.
+        Without `study_id`, do so for every study; a failure in one does not hold up the others. A message that cannot be sent
+        waits, with all later ones of its study; `store.outbox.state` has the error. Concurrent calls wait for each other.
         """
         waiting = self._store.outbox.unsent(self.name) if study_id is None else ()
         chosen = dict.fromkeys(message.study_id for message in waiting) if study_id is None else [study_id]
@@ -67,7 +67,7 @@ class CopySink(ABC):
         return sent
 
     def _sent(self, message: Message) -> bool:
-        """Send one message; returns whether that worked. If not, record the error and let it wait."""
+        """Send one message and return whether that worked. If not, record the error; the message keeps waiting."""
         try:
             self._send(message)
         except CopyFailed as error:
@@ -76,7 +76,7 @@ class CopySink(ABC):
             why = redact(f"{type(error).__name__}: {error}")
         else:
             return True
-        _log.warning("%s did not take %s: %s", self.name, message.kind, why.partition("\n")[0])
+        _log.warning("%s could not copy %s: %s", self.name, message.kind, why.partition("\n")[0])
         self._store.outbox.mark_unsent(self.name, message.seq, why[:_LONGEST_ERROR])
         return False
 
@@ -88,11 +88,11 @@ class CopySink(ABC):
 
     @abstractmethod
     def place(self) -> str:
-        """Where a person finds the copy."""
+        """Return where a person finds the copy."""
 
 
 def _same(waiting: list[Message]) -> Iterator[list[Message]]:
-    """Group messages about the same subject. Its state is looked up when it is sent, so sending it once is enough."""
+    """Group messages about the same subject. Its current state is what is sent, so sending it once is enough."""
     grouped: dict[tuple[str, str, str], list[Message]] = {}
     for message in waiting:
         grouped.setdefault((message.study_id, message.kind, message.ref), []).append(message)
@@ -103,13 +103,13 @@ _LONGEST_REASON = 5000
 
 
 def params_of(plan: Plan | None, trial: TrialRecord) -> dict[str, object]:
-    """Parameters of a trial: arm, seed, and the level of each factor."""
+    """Return the parameters of a trial: arm, seed, and the level of each factor."""
     levels = {} if plan is None else next((arm.levels for arm in plan.arms if arm.name == trial.arm), {})
     return {"arm": trial.arm, "seed": trial.seed, **levels}
 
 
 def tags_of(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any]) -> dict[str, str]:
-    """Tags for finding a trial: hypotheses, stage, plan, model, code, status."""
+    """Return the tags for finding a trial: hypotheses, stage, plan, model, code, status."""
     tags = {"swarm.arm": trial.arm, "swarm.seed": str(trial.seed), "swarm.stage": trial.stage}
     tags["swarm.status"] = trial.status.value
     tags["swarm.attempts"] = str(trial.attempt)
@@ -134,7 +134,10 @@ def tags_of(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any])
 
 
 def losses_of(trial: TrialRecord) -> dict[str, float]:
-    """Attempts at episodes and losses by cause, training and held-out together; empty if not recorded."""
+    """Count the attempts at episodes, the losses by cause and the tasks set aside, in training and on held-out tasks together.
+
+    Empty if they were not recorded.
+    """
     found = trial.evidence.attrition if trial.evidence is not None else None
     if found is None:
         return {}
@@ -147,7 +150,7 @@ def losses_of(trial: TrialRecord) -> dict[str, float]:
 
 
 def points_of(trial: TrialRecord, started: float) -> Iterator[tuple[str, float, int, int]]:
-    """Name, value, time in ms and step of each point. Times are spread over the trial, and the same each time it is sent."""
+    """Yield each point as (name, value, time in ms, step). Times are spread over the trial, and are the same on each sending."""
     began, ended = int(started * 1000), int((trial.ended_at or started) * 1000)
     for name, value in trial.finals.items():
         yield f"final.{name}", value, ended, 0

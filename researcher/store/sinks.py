@@ -22,14 +22,14 @@ OPTIONAL = (TensorboardSink.name, WandbSink.name)
 
 
 def open_sink(store: Store, name: str) -> CopySink:
-    """The sink of this name. Raises: SinkMissing for an unknown name."""
+    """Open the sink with this name. Raises: SinkMissing for an unknown name."""
     if name not in _KINDS:
-        raise SinkMissing(f"there is no sink {name!r}; there are {', '.join(_KINDS)}")
+        raise SinkMissing(f"there is no sink {name!r}; the sinks are {', '.join(_KINDS)}")
     return _KINDS[name](store)
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Raises: SinkMissing, naming the extra, when a sink's package is not installed."""
+    """Check that the packages of these sinks are installed. Raises: SinkMissing, which names the extra to install."""
     for name in names:
         if name in OPTIONAL and importlib.util.find_spec(name) is None:
             raise SinkMissing(

@@ -7,8 +7,8 @@
     mine.plans.save(study_id, plan)
     mine.trials.ensure(study_id, "compare", [("lr=1e-5", 0), ("lr=4e-5", 0)])
 
-Reading needs no lease, nor do stop or pause requests, nor answers at a gate. All other writes need the current
-lease; a study that nobody has leased may be written by anyone (to rebuild a report, or to export).
+Reading, requesting a stop or a pause, and answering at a gate need no lease. All other writes need the current lease, except
+that anyone may write to a study that nobody has leased (to rebuild a report, or to export).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from researcher.store.trials import Trials
 
 
 class Store:
-    """One database, divided into parts."""
+    """The researcher's database, with one attribute for each kind of record."""
 
     def __init__(self, db: Transactions) -> None:
         self._db = db
@@ -61,9 +61,9 @@ class Store:
         ids: Ids | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Store:
-        """Open the database, and create or upgrade it. patience_s: how long to wait in later outages.
+        """Open the database, and create or upgrade it. In later outages, calls retry for `patience_s` seconds.
 
-        Raises: DatabaseRefused when it cannot be reached, is not ours, or was created by newer code.
+        Raises: DatabaseRefused when the database cannot be reached, is not ours, or was made by newer code.
         """
         engine = connect(url or default_url())
         try:
@@ -75,14 +75,14 @@ class Store:
         return cls(Transactions(engine, clock, ids, Retries(engine, clock, ids, patience_s), {}))
 
     def fenced(self, study_id: str, token: int) -> Store:
-        """The store for the lease's holder. Its writes to the study fail once the lease has another holder."""
+        """Return the store for the holder of the study's lease. Its writes to the study fail once the lease has another holder."""
         db = self._db
         return Store(Transactions(db.engine, db.clock, db.ids, db.retries, {**db.tokens, study_id: token}))
 
     def study_data(self, study_id: str) -> StudyData:
-        """The input of analysis and report: the newest plan with its trials, verdicts and journal.
+        """Return the input of analysis and report: the newest plan with its trials, verdicts and journal.
 
-        A tampered plan is returned with the hash that it should have. Raises: NotFound, Unreadable.
+        A tampered plan is returned too, along with the hash it was frozen with. Raises: NotFound, Unreadable.
         """
         with readable("the rows of the plan"):
             plan, digest = self.plans.frozen(study_id)

@@ -18,7 +18,7 @@ from researcher.store.transactions import Part, readable, resolved
 
 
 class Studies(Part):
-    """Studies, their status and requests."""
+    """The studies in the store, with their status, requests and schedules."""
 
     @retried
     def create(self, topic: str, options: StudyOptions | Mapping[str, Any]) -> str:
@@ -40,14 +40,14 @@ class Studies(Part):
 
     @retried
     def all(self) -> list[StudyRecord]:
-        """All studies, newest first."""
+        """Return all studies, newest first."""
         with readable("the rows of studies"), self._db.reading() as session:
             rows = session.scalars(select(StudyRow).order_by(StudyRow.created_at.desc(), StudyRow.id)).all()
             return [_study(session, row) for row in rows]
 
     @retried
     def resolve(self, reference: str) -> str:
-        """The id meant by `latest`, an id or a prefix of one (with or without `st-`).
+        """Return the study id that `reference` stands for: `latest`, an id, or the beginning of one, with or without `st-`.
 
         Raises: NotFound, Ambiguous.
         """
@@ -60,7 +60,7 @@ class Studies(Part):
     def set_status(
         self, study_id: str, status: StudyStatus, reason: str | None = None, notice: Notice | None = None
     ) -> None:
-        """Set the status. notice: sent to the study's notification services, unless it was sent before."""
+        """Set the status. Queue `notice` for the study's notification services, unless it was queued before."""
         now = self._db.clock.now()
         with self._db.owning(study_id) as session:
             row = self._db.study_row(session, study_id)

@@ -21,7 +21,10 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 class Words(TypeDecorator[str]):
-    """Text in a form that every database accepts. Client output and LLM answers may contain any character."""
+    """Text that every database accepts: it replaces characters that cannot be stored.
+
+    Client output and LLM answers may contain any character.
+    """
 
     impl = Text
     cache_ok = True
@@ -53,7 +56,7 @@ class StudyRow(Base):
 
 
 class CampaignRow(Base):
-    """goal: the goal file; aim: what it means on its instrument, fixed at the start."""
+    """A campaign. `goal` is the goal file; `aim` is what it means on the first instrument, fixed at the start."""
 
     __tablename__ = "campaigns"
 
@@ -72,7 +75,7 @@ class CampaignRow(Base):
 
 
 class CampaignHypothesisRow(Base):
-    """Append-only: a change to a hypothesis is a new version of it."""
+    """One version of a campaign's hypothesis. Append-only: a change adds a new version."""
 
     __tablename__ = "campaign_hypotheses"
 
@@ -91,7 +94,7 @@ class CampaignHypothesisRow(Base):
 
 
 class DecisionRow(Base):
-    """Append-only. One row per number: an interrupted decision is made again but stored only once."""
+    """A campaign's decision. Append-only, one row per number: an interrupted decision is made again but stored only once."""
 
     __tablename__ = "decisions"
 
@@ -126,7 +129,7 @@ class CampaignEventRow(Base):
 
 
 class PlanRow(Base):
-    """Never updated: a change is a new version."""
+    """One version of a study's plan. Never updated: a change adds a new version."""
 
     __tablename__ = "plans"
 
@@ -219,7 +222,7 @@ class AttemptRow(Base):
 
 
 class MetricRow(Base):
-    """One number. `step` is NULL for a trial's finals, the optimiser step or the episode's index for a series."""
+    """One value of a metric. `step` is NULL for a trial's finals; in a series it is the optimizer step or the episode's index."""
 
     __tablename__ = "trial_metrics"
     __table_args__ = (
@@ -247,7 +250,7 @@ class MetricRow(Base):
 
 
 class AttritionRow(Base):
-    """Number of attempts at episodes of one kind (`train`, `eval`) by cause of loss; cause `none`: rewarded ones."""
+    """Number of attempts at episodes of one kind (`train`, `eval`), by cause of loss. Cause `none` counts rewarded episodes."""
 
     __tablename__ = "trial_attrition"
     __table_args__ = (
@@ -292,7 +295,7 @@ class ClaimRow(Base):
 
 
 class FindingRow(Base):
-    """Our findings, and imported ones, which have an `origin` and the `study_id` of a foreign study."""
+    """A finding. An imported one has an `origin`, and the `study_id` of another group's study."""
 
     __tablename__ = "findings"
 
@@ -333,7 +336,7 @@ class EventRow(Base):
 
 
 class LeaseRow(Base):
-    """Lease of `study:<id>`, `campaign:<id>` or `server:<url>`. Released rows stay, so that tokens only rise."""
+    """Lease of `study:<id>`, `campaign:<id>` or `server:<url>`. Released rows stay, so that tokens only ever increase."""
 
     __tablename__ = "leases"
 
@@ -352,7 +355,7 @@ class BudgetRow(Base):
 
 
 class SpendingRow(Base):
-    """One expense: reserved first, spent afterwards. `item` makes both idempotent."""
+    """One expense: reserved first, spent afterwards. `item` makes both operations idempotent."""
 
     __tablename__ = "budget_spendings"
     __table_args__ = (
@@ -394,7 +397,7 @@ class ScheduleRow(Base):
 
 
 class ReceiptRow(Base):
-    """The number of a writer's last transaction, written in that transaction (see retries.py). A writer is a thread."""
+    """The number of a writer's last transaction, written within that transaction (see retries.py). Each thread is a writer."""
 
     __tablename__ = "receipts"
 
@@ -417,7 +420,7 @@ class OutboxRow(Base):
 
 
 class DeliveryRow(Base):
-    """Delivery of an outbox row to a sink (`mlflow`, `tensorboard`, `wandb`), or the error. No row: not tried yet."""
+    """Delivery of an outbox row to a sink (`mlflow`, `tensorboard`, `wandb`), or the last error. Without a row, it was never tried."""
 
     __tablename__ = "deliveries"
 
@@ -449,7 +452,7 @@ class NoticeRow(Base):
 
 
 class EpisodeRow(Base):
-    """A sample of a trial's episodes, call by call, cut to a bounded size. It is complete when the trial is done."""
+    """A sampled episode of a trial, call by call, cut to a bounded size. A trial's sample is complete when the trial is done."""
 
     __tablename__ = "episodes"
     __table_args__ = (

@@ -1,7 +1,7 @@
 """Copies the records to TensorBoard: `STUDY/STAGE/ARM/seed-N` in one log directory, and a page of text per study.
 
 Each trial is one event file, written atomically under a name derived from the trial, so sending it again replaces it with the
-same bytes. Needs the package tensorboard, not torch or tensorflow; imported when first needed.
+same bytes. Needs the package tensorboard, but not torch or tensorflow; it is imported on first use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 FOLDER = "RESEARCHER_TENSORBOARD_DIR"
-"""Environment variable of the log directory; default: `tensorboard` in the user data directory."""
+"""Environment variable that sets the log directory. The default is `tensorboard` in the user data directory."""
 _LONGEST_NAME, _BEGINNING = 255, 60  # in bytes, and in characters
 _ODD = re.compile(r"[^\w.,=+@-]+")
 
@@ -34,7 +34,7 @@ def default_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 class TensorboardSink(CopySink):
-    """See the module."""
+    """Copies studies to TensorBoard; see the module's docstring."""
 
     name = "tensorboard"
 
@@ -54,7 +54,7 @@ class TensorboardSink(CopySink):
         except ImportError as error:
             raise CopyFailed(f"the package tensorboard cannot be imported ({error})") from error
         except OSError as error:
-            raise CopyFailed(f"{self.folder} cannot be written: {error}") from error
+            raise CopyFailed(f"cannot write to {self.folder}: {error}") from error
 
     def _send_trial(self, trial: TrialRecord) -> None:
         study = self._store.studies.get(trial.study_id)
@@ -66,7 +66,7 @@ class TensorboardSink(CopySink):
         write_atomically(folder / _file_name(int(started)), _records(_trial_events(plan, trial, started)))
 
     def _send_study(self, message: Message) -> None:
-        """Write the newest page of text. It gets a new name each time, because a running TensorBoard reads no file twice."""
+        """Write the newest page of text. It gets a new name each time, because a running TensorBoard never rereads a file."""
         folder = self.folder / _safe(message.study_id)
         made = folder / _file_name(message.seq)
         study = self._store.studies.get(message.study_id)
@@ -87,12 +87,12 @@ class TensorboardSink(CopySink):
 
 
 def _safe(name: str) -> str:
-    """A name that is valid for a folder."""
+    """Turn `name` into a valid folder name."""
     return _ODD.sub("_", name).lstrip(".") or "_"
 
 
 def _arm_folder(arm: str) -> str:
-    """Folder of an arm. Long names, and names with characters that are invalid in file names, get a hash."""
+    """Return the name of an arm's folder. Long names, and names with characters that are invalid in file names, get a hash."""
     safe = _safe(arm)
     if safe == arm and len(arm.encode()) <= _LONGEST_NAME:
         return arm
@@ -100,7 +100,7 @@ def _arm_folder(arm: str) -> str:
 
 
 def _file_name(number: int) -> str:
-    """Name of an event file. TensorBoard recognises event files by their names, and reads a folder's files in name order."""
+    """Return the name of an event file. TensorBoard recognises event files by name, and reads a folder's files in name order."""
     return f"events.out.tfevents.{number:010d}.swarm"
 
 
@@ -116,7 +116,7 @@ def _records(events: Iterator[Any]) -> bytes:
 
 
 def _trial_events(plan: Plan | None, trial: TrialRecord, started: float) -> Iterator[Any]:
-    """Levels and seed for the HParams page, tags as text, every point as a scalar."""
+    """Yield the levels and the seed for the HParams page, the tags as text, and every point as a scalar."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb

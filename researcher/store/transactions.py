@@ -23,7 +23,7 @@ Row = TypeVar("Row", bound=Base)
 
 
 class Transactions:
-    """Access to one database for the parts of a store. tokens: fencing tokens of the studies that it may write."""
+    """Access to one database for the parts of a store. `tokens` holds the fencing tokens of the studies that it may write to."""
 
     def __init__(self, engine: Engine, clock: Clock, ids: Ids, retries: Retries, tokens: dict[str, int]) -> None:
         self.engine = engine
@@ -40,17 +40,17 @@ class Transactions:
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """One transaction without fencing, for writes that need no lease (requests, answers, leases, new studies)."""
+        """Open a transaction without fencing, for writes that need no lease (requests, answers, leases, new studies)."""
         with Session(self.engine) as session:
             yield session
             self.retries.commit(session)
 
     @contextmanager
     def owning(self, study_id: str) -> Iterator[Session]:
-        """One transaction of the owner of a study or campaign.
+        """Open a transaction of the owner of a study or campaign.
 
-        Raises: LeaseSuperseded when it is leased and this store does not have the lease's token, or when this store's own lease
-        was released.
+        Raises: LeaseSuperseded when the study is leased and this store does not have the lease's token, or when this store's own
+        lease was released.
         """
         with self.writing() as session:
             resource = owned_resource(study_id)
@@ -62,14 +62,14 @@ class Transactions:
             yield session
 
     def study_row(self, session: Session, study_id: str, *, lock: bool = False) -> StudyRow:
-        """Raises: NotFound."""
+        """Return the study's row. Raises: NotFound."""
         row = session.get(StudyRow, study_id, with_for_update=lock or None)
         if row is None:
             raise NotFound(f"there is no study {study_id!r}; `researcher list` shows all")
         return row
 
     def note(self, session: Session, study_id: str, kind: str, **detail: Any) -> None:
-        """Append a journal line in the transaction of the event itself."""
+        """Append a journal entry in the transaction of the event itself."""
         session.add(EventRow(study_id=study_id, at=self.clock.now(), kind=kind, detail=detail))
 
     def announce(self, session: Session, study_id: str, kind: str, ref: str) -> None:
@@ -89,14 +89,18 @@ CAMPAIGN = "ca"
 
 
 def owned_resource(subject: str) -> str:
-    """Name of the lease of this study or campaign."""
+    """Return the name of the lease of this study or campaign."""
     return f"{'campaign' if subject.startswith(f'{CAMPAIGN}-') else 'study'}:{subject}"
 
 
 def resolved(reference: str, known: Sequence[str], prefix: str, kind: str, listing: str) -> str:
-    """The id meant by `latest`, an id or a prefix of one, with or without `st-` or `ca-`.
+    """Return the id that `reference` stands for: `latest`, an id, or the beginning of one, with or without `prefix`.
 
-    known: ids, newest first; not empty. kind, listing: their kind, and the command that lists them.
+    Args:
+        known: all ids, newest first; not empty.
+        prefix: `st-` or `ca-`.
+        kind: what the ids are ids of, for error texts.
+        listing: the command that lists them, for error texts.
     Raises: NotFound, Ambiguous.
     """
     if reference == "latest":
@@ -108,12 +112,12 @@ def resolved(reference: str, known: Sequence[str], prefix: str, kind: str, listi
     if not found:
         raise NotFound(f"no {kind} has an id that begins with {reference!r}; `{listing}` shows all")
     if len(found) > 1:
-        raise Ambiguous(f"{reference!r} fits {', '.join(found)}; give more of the id")
+        raise Ambiguous(f"{reference!r} matches {', '.join(found)}; give more of the id")
     return found[0]
 
 
 def locked(session: Session, chosen: Select[Row], first: Row) -> Row:
-    """The row, locked until the transaction ends; inserts `first` if there is none."""
+    """Return the row, locked until the transaction ends. Insert `first` if there is none."""
     row = session.scalar(chosen.with_for_update())
     if row is None:
         try:
@@ -127,7 +131,10 @@ def locked(session: Session, chosen: Select[Row], first: Row) -> Row:
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Raises: Unreadable when a row holds invalid JSON, or a value that is invalid for its field."""
+    """Raise Unreadable if the body finds invalid JSON in a row, or a value that is invalid for its field.
+
+    `what` names the rows in the error.
+    """
     try:
         yield
     except ValidationError as error:

@@ -24,25 +24,25 @@ from researcher.study.plan import trial_key
 Point = tuple[str, int, float]
 """A metric's name, its step (or the episode's index), and its value."""
 _Point = tuple[str, int | None, float]
-"""A recorded metric; step None for a final."""
+"""A recorded value of a metric: name, step and value. The step of a final is None."""
 _OPEN = (TrialStatus.SUBMITTED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 
 class Trials(Part):
-    """Only the study's owner may write. A trial is addressed by study and key; writes concern its newest attempt."""
+    """The trials of studies. Only a study's owner may write. A trial is addressed by study and key; writes go to its newest attempt."""
 
     @retried
     def ensure(self, study_id: str, stage: str, pairs: Iterable[tuple[str, int]]) -> list[TrialRecord]:
-        """The trials of (arm, seed) `pairs` under the newest plan, in that order; creates missing ones.
+        """Return the trials of the (arm, seed) `pairs` under the newest plan, in the same order. Create those that are missing.
 
-        A trial that an earlier stage created is the same trial and is returned unchanged.
+        A trial that an earlier stage created is returned unchanged.
         """
         with self._db.owning(study_id) as session:
             plan = session.scalar(
                 select(PlanRow).where(PlanRow.study_id == study_id).order_by(PlanRow.version.desc()).limit(1)
             )
             if plan is None:
-                raise NotFound(f"study {study_id} has no plan yet; trials come from a plan")
+                raise NotFound(f"study {study_id} has no plan yet; freeze a plan before creating trials")
             position = session.scalar(select(func.count()).where(TrialRow.study_id == study_id)) or 0
             keys = []
             for arm, seed in pairs:
@@ -66,9 +66,9 @@ class Trials(Part):
         plan_version: int | None = None,
         series: Collection[str] | None = None,
     ) -> list[TrialRecord]:
-        """Trials of a study (or of one stage, of one plan) in the order of creation, with finals and series.
+        """Return the trials of a study in the order of creation, with finals and series.
 
-        series: names of the series to load; default: all.
+        `stage` and `plan_version` restrict them to one stage or plan. `series` names the series to load, by default all.
         """
         with self._db.reading() as session:
             chosen = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.position)
@@ -88,7 +88,7 @@ class Trials(Part):
 
     @retried
     def attempts(self, study_id: str, key: str) -> list[AttemptRecord]:
-        """Every attempt at a trial, oldest first."""
+        """Return every attempt at a trial, oldest first."""
         with self._db.reading() as session:
             rows = session.scalars(
                 select(AttemptRow)
@@ -99,7 +99,7 @@ class Trials(Part):
 
     @retried
     def attempts_of_study(self, study_id: str) -> dict[str, list[AttemptRecord]]:
-        """Every attempt at every trial, by the trial's key, oldest first."""
+        """Return all attempts at each trial, by the trial's key, oldest first."""
         found: dict[str, list[AttemptRecord]] = defaultdict(list)
         with self._db.reading() as session:
             chosen = select(AttemptRow).where(AttemptRow.study_id == study_id)
@@ -152,7 +152,7 @@ class Trials(Part):
 
     @retried
     def pause_attempt(self, study_id: str, key: str, reason: str) -> None:
-        """Record that the attempt is about to pause: its run stops with a checkpoint, to continue later."""
+        """Record that the attempt is about to pause: its run stops with a checkpoint and can continue later."""
         with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             attempt.heartbeat_at = self._db.clock.now()
@@ -160,8 +160,11 @@ class Trials(Part):
 
     @retried
     def record_rest(self, study_id: str, key: str, reason: str, since: float | None = None) -> None:
-        """Record that the attempt rests. since: Unix time at which work on it stopped; None: now, as it is paused, with its
-        checkpoint kept and its server free."""
+        """Record that no work is done on the attempt for now.
+
+        If it was interrupted, `since` is the Unix time at which work on it stopped. If it was paused, with a checkpoint saved and
+        its server free, leave out `since`.
+        """
         rested = {} if since is None else {"rested_s": max(0.0, self._db.clock.now() - since)}
         with self._db.owning(study_id) as session:
             _, attempt = _open_attempt(session, study_id, key)
@@ -170,7 +173,7 @@ class Trials(Part):
 
     @retried
     def rests(self, study_id: str, key: str) -> bool:
-        """Whether the journal says that the newest attempt rests."""
+        """Return whether the newest attempt is paused or interrupted, according to the journal."""
         with self._db.reading() as session:
             last = newest(session, study_id, "trial_begun", "trial_paused", "trial_continued", trial=key)
             return last is not None and last.kind == "trial_paused"
@@ -187,7 +190,7 @@ class Trials(Part):
 
     @retried
     def record_client(self, study_id: str, key: str, pid: int, started: float) -> None:
-        """Record the client process that carries out the trial."""
+        """Record the client process that runs the trial."""
         with self._db.owning(study_id) as session:
             _, attempt = _open_attempt(session, study_id, key)
             attempt.client_pid, attempt.client_started = pid, started
@@ -202,8 +205,11 @@ class Trials(Part):
         points: Sequence[Point] = (),
         episodes: Sequence[SampledEpisode] = (),
     ) -> None:
-        """Record a heartbeat at `step`. `points` extend the series for viewers; repeats are ignored. episodes: a newer sample
-        that replaces the last one."""
+        """Record a heartbeat at `step`.
+
+        `points` extend the series that viewers see; points that are already stored are ignored. `episodes`, if any, replace the
+        stored sample of episodes.
+        """
         with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             attempt.step, attempt.heartbeat_at = max(step, attempt.step), self._db.clock.now()
@@ -232,7 +238,7 @@ class Trials(Part):
         evidence: TrialEvidence | None = None,
         episodes: Sequence[SampledEpisode] = (),
     ) -> None:
-        """Record all results of a trial in one transaction. They replace the values recorded during the trial.
+        """Record all results of a trial in one transaction. They replace the values recorded while it ran.
 
         Raises: ValueError for a value that is not finite; WrongState when no attempt is open.
         """
@@ -257,7 +263,10 @@ class Trials(Part):
 
     @retried
     def attrition(self, study_id: str) -> dict[str, dict[tuple[str, str, str], int]]:
-        """Number of attempts at episodes by the trial's key, then by arm, kind (`train`, `eval`) and cause (`none`: ended with a reward)."""
+        """Count the attempts at episodes, by the trial's key and then by (arm, kind, cause).
+
+        The kind is `train` or `eval`. The cause says why the episode was lost; `none` means that it ended with a reward.
+        """
         found: dict[str, dict[tuple[str, str, str], int]] = defaultdict(dict)
         with self._db.reading() as session:
             for row in session.scalars(select(AttritionRow).where(AttritionRow.study_id == study_id)):
@@ -266,7 +275,7 @@ class Trials(Part):
 
     @retried
     def sampled_episodes(self, study_id: str, key: str) -> list[SampledEpisode]:
-        """Sampled episodes of a trial, in stored order; for a running trial, those up to its newest interim evaluation."""
+        """Return the sampled episodes of a trial, in stored order. A running trial has those up to its newest interim evaluation."""
         with self._db.reading() as session:
             chosen = select(EpisodeRow).where(EpisodeRow.study_id == study_id, EpisodeRow.trial_key == key)
             rows = session.scalars(chosen.order_by(EpisodeRow.position))
@@ -274,7 +283,7 @@ class Trials(Part):
 
     @retried
     def samples(self, study_id: str) -> dict[str, list[SampledEpisode]]:
-        """Sampled episodes of all trials, by key."""
+        """Return the sampled episodes of all trials, by the trial's key."""
         with self._db.reading() as session:
             chosen = select(EpisodeRow).where(EpisodeRow.study_id == study_id)
             found: dict[str, list[SampledEpisode]] = {}
@@ -353,7 +362,10 @@ def _keep_attrition(session: Session, trial: TrialRow, found: Attrition | None) 
 def _metrics(
     session: Session, study_id: str, key: str | None, series: Collection[str] | None = None
 ) -> dict[tuple[str, int], list[_Point]]:
-    """Metric rows by trial and attempt. Selects columns instead of objects, because a study has hundreds of thousands of rows."""
+    """Return the recorded metrics by trial and attempt.
+
+    Selects columns instead of objects, because a study can have hundreds of thousands of rows.
+    """
     columns = (MetricRow.trial_key, MetricRow.attempt, MetricRow.name, MetricRow.step, MetricRow.value)
     chosen = select(*columns).where(MetricRow.study_id == study_id).order_by(MetricRow.name, MetricRow.step)
     if key is not None:

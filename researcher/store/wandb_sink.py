@@ -1,7 +1,7 @@
 """Copies the records to Weights & Biases: a run per trial, grouped by study, and one run per study with its verdicts.
 
 Runs are written offline unless `WANDB_MODE` or an API key says otherwise; `wandb sync` uploads offline runs. Run ids are derived
-from study and trial, so sending again leaves one run. Needs the package wandb, imported when first needed.
+from study and trial, so sending a trial twice still leaves one run. Needs the package wandb, which is imported on first use.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _PRIVATE = {
 
 
 class WandbSink(CopySink):
-    """See the module. folder: where runs are written before, or instead of, an upload."""
+    """Copies studies to Weights & Biases; see the module's docstring. Runs are written to `folder` before, or instead of, an
+    upload."""
 
     name = "wandb"
 
@@ -130,7 +131,7 @@ class WandbSink(CopySink):
 
 
 def _rows(trial: TrialRecord) -> list[dict[str, float]]:
-    """One row per step with all its values; evaluations by episode get rows of their own."""
+    """Return one row per step with all its values. Evaluations, which are indexed by episode, get separate rows."""
     rows: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for name, line in trial.series.items():
         axis = _EPISODE if name.startswith("eval_") else _STEP

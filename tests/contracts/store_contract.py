@@ -406,7 +406,7 @@ class StoreContract:
         assert store.findings.take(told) == 1  # a file of the first schema was here, which has no seeds
         assert store.findings.take(theirs) == 0
         assert store.findings.all() == told
-        with pytest.raises(ValueError, match="whose they are"):
+        with pytest.raises(ValueError, match="need an origin"):
             store.findings.take(own)
 
     def test_findings_are_imported_all_or_none(self, store: Store, study: str) -> None:
@@ -420,7 +420,7 @@ class StoreContract:
         assert list(refused.value.problems) == ["a/H1"]
         with pytest.raises(FindingConflict, match="came from 'Group 7' before"):
             store.findings.take([changed.model_copy(update={"origin": "Group 8"})], replace=True)
-        with pytest.raises(FindingConflict, match="a study of this home"):
+        with pytest.raises(FindingConflict, match="a study in this database"):
             store.findings.take([second.model_copy(update={"study_id": study})])
         assert store.findings.all() == [first]
         assert store.findings.take([second, changed], replace=True) == 2
@@ -478,7 +478,7 @@ class StoreContract:
 
     def test_one_owner_at_a_time_until_its_time_is_out(self, store: Store, study: str, clock: ManualClock) -> None:
         token = store.leases.acquire(study, "host/1", 60)
-        with pytest.raises(LeaseHeld, match="process 1 on host works on"):
+        with pytest.raises(LeaseHeld, match="process 1 on host is working on"):
             store.leases.acquire(study, "host/2", 60)
         clock.advance(59)
         store.leases.renew(study, token, 60)

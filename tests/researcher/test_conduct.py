@@ -41,7 +41,7 @@ async def test_when_its_wall_time_is_spent_what_runs_is_paused_and_the_study_sto
         async with ServerPool(store, f"study {study}", local=slow) as pool:
             executor = Executor(store, pool, repeat_setup(tmp_path / "studies"), limits=limits)
             conduct = Conduct(store, executor, Quiet(), Quiet(), SystemClock(), tmp_path / "studies")
-            with pytest.raises(OverBudget, match="wall time is spent"):
+            with pytest.raises(OverBudget, match="wall-time budget is spent"):
                 await conduct.carry_out(study)
             assert (await pool.servers[0].swarm.status()).run_id is None
         assert store.studies.get(study).status is StudyStatus.STOPPED
@@ -189,7 +189,7 @@ async def test_the_report_that_is_written_at_a_studys_end_tells_of_it_and_verifi
         await conduct.carry_out(study)
     assert store.studies.get(study).status is StudyStatus.STOPPED
     text = (tmp_path / "studies" / study / "report.md").read_text()
-    assert f"ended without an answer: {'the budget of wall time is spent' if spent else 'stopped on request'}" in text
+    assert f"ended without an answer: {'the wall-time budget is spent' if spent else 'stopped on request'}" in text
     assert ("`--budget`" in text) == spent
     kept = store.reports.claims(study), store.reports.files(study), store.reports.seal(study)
     assert verify(store.study_data(study), *kept) == []

@@ -560,9 +560,10 @@ def test_to_resume_beside_a_living_researcher_says_how_to_follow_or_end_it(capsy
         owner.wait()
     said = capsys.readouterr().err
     assert (
-        f"process {owner.pid} on {socket.gethostname()} works on {study}: `researcher watch {study}` follows it" in said
+        f"process {owner.pid} on {socket.gethostname()} is working on {study}: `researcher watch {study}` follows it"
+        in said
     )
-    assert f"`researcher stop {study}` ends it" in said
+    assert f"`researcher stop {study}` stops it" in said
     assert "wait" not in said
 
 
@@ -729,7 +730,7 @@ def test_a_study_whose_start_was_killed_before_its_plan_was_frozen_says_what_to_
         assert "Traceback" not in told[command]
         assert (command, code) in (("status", 3), ("watch", 3), (command, FAILED))
     for command in ("resume", "show", "report", "export"):
-        assert "was cut off before it froze one (then start anew)" in told[command]
+        assert "was interrupted before it froze a plan (then start again)" in told[command]
     for command in ("status", "watch"):
         assert "it has no plan: `researcher start` asks anew, `researcher stop` ends this one" in told[command]
     assert f"`researcher status {cut}`" in told["verify"]

@@ -188,10 +188,10 @@ def test_our_own_findings_come_back_as_no_news_and_never_as_something_else(
     changed = json.loads(file.read_text()) | {"margin": 0.7}
     file.write_text(json.dumps(changed))
     assert main(["findings", "import", str(file), "--replace"]) == USAGE
-    assert "our records count" in capsys.readouterr().err
+    assert "our records take precedence" in capsys.readouterr().err
     file.write_text(json.dumps(changed | {"id": f"{changed['study_id']}/H9"}))
     assert main(["findings", "import", str(file)]) == USAGE
-    assert "a study of this home" in capsys.readouterr().err
+    assert "a study in this database" in capsys.readouterr().err
 
 
 def test_findings_are_chosen_by_instrument_factor_and_model(homes: Homes, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ async def test_what_the_cluster_lost_is_infrastructure_and_its_client_is_started
     assert (job.said(), (await job.ending()).exit_code, (await job.ending()).lost) == ("its tail", 1, "")
     server.jobs.clear()  # the cluster was started anew
     assert not await job.alive()
-    assert "does not know" in (await job.ending()).lost
+    assert "no longer knows" in (await job.ending()).lost
     await job.start(order)
     assert await job.alive()
 

@@ -94,7 +94,9 @@ async def test_every_model_has_its_run_and_both_are_in_the_records(lab: Lab) -> 
 
 async def test_a_trial_gets_all_of_its_servers_or_none(lab: Lab, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "a", "--log-level", "warning") as server:
-        with pytest.raises(NoServersLeft, match=r"needs 2 servers at once .*, 1 can be had: give more"):
+        with pytest.raises(
+            NoServersLeft, match=r"needs 2 servers at the same time .*, but only 1 can be used: give each"
+        ):
             await lab.pool(server.url, f"{server.url}/").open()
         assert lab.store.leases.server_holder(server.url) is None, "nothing is held while it waits for more"
 

@@ -65,7 +65,7 @@ def test_the_first_trial_may_begin_on_what_is_left_and_measures_for_the_others(s
     budget = TokenBudget(store, study, plan)
     budget.reserve(one)  # nobody knows what it takes: 1,000 are guessed
     assert _state(store, study).reserved == 900
-    with pytest.raises(OverBudget, match="the budget of tokens is spent"):
+    with pytest.raises(OverBudget, match="the token budget is spent"):
         budget.reserve(other)
     _begin(store, study, one)
     budget.note(one.key, 1, 250)
@@ -92,7 +92,7 @@ def test_each_arm_is_expected_to_take_what_its_own_trials_took(store: Store) -> 
         budget.settle()
     budget.reserve(third)
     assert _state(store, study).reserved == 100
-    with pytest.raises(OverBudget, match="takes about 900 tokens, and 200 of the budget are left"):
+    with pytest.raises(OverBudget, match="needs about 900 tokens, but the budget has only 200 left"):
         budget.reserve(fourth)
 
 
@@ -154,7 +154,7 @@ async def test_a_study_stops_when_its_tokens_are_spent_and_resuming_it_gives_it_
             executor = Executor(store, pool, repeat_setup(tmp_path / "studies"), limits=LIMITS)
             conduct = Conduct(store, executor, Quiet(), Quiet(), SystemClock(), tmp_path / "studies")
             async with asyncio.timeout(60):
-                with pytest.raises(OverBudget, match="tokens is spent"):
+                with pytest.raises(OverBudget, match="token budget is spent"):
                     await conduct.carry_out(study)
             assert (await pool.servers[0].swarm.status()).run_id is None
         state, record = _state(store, study), store.studies.get(study)
@@ -175,7 +175,7 @@ async def test_no_trial_begins_that_what_is_left_does_not_pay_for(store: Store, 
         await executor.run_trials(study, plan, trials[:1])
         took = _state(store, study).spent
         store.budgets.set(study, KIND, took * 2.5)
-        with pytest.raises(OverBudget, match="another trial takes about"):
+        with pytest.raises(OverBudget, match="another trial needs about"):
             await executor.run_trials(study, plan, trials)
     assert [trial.status for trial in store.trials.all(study)] == [TrialStatus.DONE] * 2 + [TrialStatus.PLANNED] * 2
     assert took < _state(store, study).spent <= took * 2.5

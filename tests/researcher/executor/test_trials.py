@@ -445,7 +445,7 @@ async def test_an_attempt_may_not_take_longer_than_its_limit_and_its_client_lose
         entries = [entry async for entry in pool.servers[0].swarm.ledger(run_id=attempt.run_id)]
     assert {entry.cause for entry in entries if entry.kind == "train"} == {Cause.CLIENT}
     assert failed.status == TrialStatus.FAILED
-    assert "longer than" in str(failed.reason)
+    assert "exceeded its limit" in str(failed.reason)
     assert not lab.client_of(failed).alive()
 
 
@@ -837,7 +837,7 @@ async def test_the_run_that_a_finished_study_left_behind_is_stopped(lab: Lab, tm
 async def test_two_studies_do_not_share_a_server(lab: Lab, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "a") as server:
         async with lab.pool(server.url):
-            with pytest.raises(NoServersLeft, match="is held by study"):
+            with pytest.raises(NoServersLeft, match="is in use by study"):
                 await ServerPool(lab.store, "study other", urls=[server.url]).open()
 
 

@@ -77,7 +77,7 @@ def test_one_that_is_held_for_too_long_is_said_to_be_away(tmp_path: Path, monkey
     monkeypatch.setattr(saving, "_BUSY_S", 0.01)
     monkeypatch.setattr(saving, "PATIENCE_S", 0.1)
     file = tmp_path / "records.sqlite"
-    with _held(file, 30.0), pytest.raises(DatabaseAway, match="another program holds the database"):
+    with _held(file, 30.0), pytest.raises(DatabaseAway, match="another program has locked the database"):
         ask(f"sqlite:///{file}")
 
 

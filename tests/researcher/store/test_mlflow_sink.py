@@ -185,7 +185,7 @@ def test_the_saved_view_shows_the_arms_curves_and_nothing_has_to_be_arranged(
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     assert "4e-5 learns faster" in shown[0].data.tags["mlflow.note.content"]
     stage = runs_of(mlflow, store, study)["stage:compare"]
-    assert stage.data.tags["mlflow.note.content"] == f"compare: 3 to 5 seeds from 0 on of {ARMS[0]}, {ARMS[1]}"
+    assert stage.data.tags["mlflow.note.content"] == f"compare: 3 to 5 seeds, starting at 0, of {ARMS[0]}, {ARMS[1]}"
     assert experiment.tags["mlflow.note.content"].startswith("Does it work?")
 
 
@@ -370,7 +370,7 @@ def test_signs_of_urls_in_the_name_of_a_home_are_part_of_mlflows_place_too(tmp_p
 
 def test_pages_of_a_study_and_of_its_trials_are_found(store: Store, sink: MlflowSink, mlflow: Any) -> None:
     study, done, _ = a_study(store)
-    with pytest.raises(MlflowAway, match="nothing of"):
+    with pytest.raises(MlflowAway, match="is not in MLflow yet"):
         sink.page(study)  # nothing was sent yet, and looking makes nothing
     sink.drain(study)
     experiment = sink.page(study)

@@ -157,7 +157,7 @@ def test_a_sqlite_file_that_is_held_for_too_long_is_said(tmp_path: Path, monkeyp
     hurried(monkeypatch)
     store = Store.open(f"sqlite:///{tmp_path}/r.db", patience_s=0.2)
     study = store.studies.create("a topic", {})
-    with held(tmp_path / "r.db"), pytest.raises(DatabaseAway, match="another program holds the database"):
+    with held(tmp_path / "r.db"), pytest.raises(DatabaseAway, match="another program has locked the database"):
         store.journal.record(study, "note", {"n": 1})
     assert numbers(store, study) == []
     store.close()
@@ -196,5 +196,5 @@ def test_a_new_sqlite_file_that_is_held_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurried(monkeypatch)
-    with held(tmp_path / "r.db"), pytest.raises(DatabaseRefused, match="another program holds the database"):
+    with held(tmp_path / "r.db"), pytest.raises(DatabaseRefused, match="another program has locked the database"):
         Store.open(f"sqlite:///{tmp_path}/r.db")

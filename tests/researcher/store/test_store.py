@@ -135,7 +135,7 @@ def test_a_file_of_the_users_home_or_of_this_folder_is_named_from_the_root(
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r.db").write_text("not a database, but long enough to look like a file of some kind" * 10)
-    with pytest.raises(DatabaseRefused, match=r"r\.db.*move it away to begin with an empty database"):
+    with pytest.raises(DatabaseRefused, match=r"r\.db.*move it away to start with an empty database"):
         Store.open(f"sqlite:///{tmp_path}/r.db")
 
 
