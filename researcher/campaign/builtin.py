@@ -1,14 +1,14 @@
-"""The strategist that needs no key: screen the factors, search the levels of those that matter, confirm the best.
+"""The built-in strategist, which needs no LLM: screen the factors, search the levels of those that matter, confirm the best.
 
-    screen    two levels of each factor, as many factors as the budget pays for
-    scan      one factor at a time at its other levels, next to the default or the incumbent
+    screen    two levels of each factor, for as many factors as the budget pays for
+    scan      one factor at a time at its other levels, starting from the default or the incumbent
     search    a Gaussian process over the levels of the most important factors picks promising settings; two seeds each
-    confirm   the setting that looks best against the default, or the incumbent, on fresh seeds
+    confirm   the setting that looks best against the default or the incumbent, on fresh seeds
     replicate a confirmation that contradicts the exploration
 
-Of several instruments it works on the first until that has a confirmed best or its share of the budget is spent. The next
-one begins with a confirmation of the setting that was confirmed before, and continues like the first. The rest of the
-budget then goes to the instrument that has spent the least.
+With several instruments, it works on the first until that has a confirmed best setting or has spent its share of the budget.
+On the next one, it first tries to confirm the setting that was confirmed before, and then continues as on the first. What is
+left of the budget goes to the instrument that has spent the least.
 
 Everything follows from `Seen`: the same records give the same proposals.
 """
@@ -36,23 +36,23 @@ from researcher.study.plan import Verdict
 
 _MOST_SCREENED, _MOST_SEARCHED, _MOST_PROPOSED = 11, 5, 5
 _MOST_SETTINGS = 2000
-"""Most settings that a search considers; above it, factors are held fixed, the weakest first."""
+"""Maximum number of settings that a search considers. If there are more, factors are held fixed, the weakest first."""
 _SEARCH_SEEDS = 2
 _WIDE = 20
-"""Fewest affordable trials per study at which levels are scanned one by one."""
+"""Minimum number of affordable trials per study at which levels are scanned one by one."""
 _MOST_CONFIRMATIONS = 3
 _MOST_SEEDS = 60
 _SHRUNK = 0.6
-"""Share of an explored effect for which a confirmation is planned: the setting chosen as the best looks better than it is."""
+"""Share of an explored effect that a confirmation is planned to detect, because the best-looking setting looks better than it is."""
 _MATTERS = 0.5
-"""Share of the margin by which a setting has to look better before a confirmation is worthwhile."""
+"""How much better a setting has to look before a confirmation is worthwhile, as a share of the margin."""
 _HOPE = 0.25
-"""Share of the margin that another search has to promise."""
+"""Expected improvement that makes another search worthwhile, as a share of the margin."""
 _AS_GOOD = 0.25
-"""Share of the margin by which a simpler setting may be worse and still be preferred."""
+"""How much worse a simpler setting may be and still be preferred, as a share of the margin."""
 _Levels = dict[str, Scalar]
 Point = tuple[_Levels, int, float]
-"""A setting, its finished trials, and their mean."""
+"""A setting, the number of its finished trials, and their mean."""
 
 
 class BuiltinStrategist:
@@ -68,9 +68,9 @@ class BuiltinStrategist:
 
 
 def proposals(seen: Seen) -> list[Proposal]:
-    """The alternatives at this point. The last one ends the campaign, in case the budget pays for none of the others.
+    """Return the alternatives for the next step. The last one ends the campaign, in case the budget pays for none of the others.
 
-    If another instrument may still have its turn, the first attempt does not offer that ending.
+    While another instrument may still have its turn, the first attempt leaves that one out.
     """
     turns = _turns(seen)
     found = _less_vetoed(turns[0], seen)
@@ -82,7 +82,7 @@ def proposals(seen: Seen) -> list[Proposal]:
 
 
 def _less_vetoed(found: list[Proposal], seen: Seen) -> list[Proposal]:
-    """Skip as many of the first proposals as people have vetoed on this instrument. found: all on one instrument."""
+    """Skip as many of the first proposals as people have vetoed on this instrument. All of `found` are on one instrument."""
     about = {each.instrument or "" for each in found}
     vetoed = sum(said.kind == "vetoed" and said.instrument in about for said in seen.said)
     return (found[vetoed:] if vetoed and len(found) > vetoed else found)[: _MOST_PROPOSED - 1]
@@ -92,7 +92,7 @@ def _less_vetoed(found: list[Proposal], seen: Seen) -> list[Proposal]:
 
 
 def _turns(seen: Seen) -> list[list[Proposal]]:
-    """Lists of alternatives, one per instrument or step that may come next. None is empty, unless it is the only one."""
+    """Return one list of alternatives for each instrument or step that may come next. None is empty, unless it is the only one."""
     views = seen.views
     if len(views) == 1:
         return [_own(views[0])]
@@ -106,12 +106,12 @@ def _turns(seen: Seen) -> list[list[Proposal]]:
 
 
 def _settled(view: View) -> bool:
-    """Whether the instrument has a confirmed best and has been explored by a scan or search."""
+    """Return whether the instrument has a confirmed best and has been explored by a scan or search."""
     return bool(view.incumbent) and any(study.design == "levels" for study in view.studies)
 
 
 def _own(view: View) -> list[Proposal]:
-    """The next step on one instrument, based on that instrument's results alone."""
+    """Propose the next step on one instrument, based only on that instrument's results."""
     screened = any(study.design == "screen" for study in view.studies)
     if not view.aim.free:
         return []
@@ -125,7 +125,7 @@ def _own(view: View) -> list[Proposal]:
 
 
 def _spent_share(view: View) -> float:
-    """Share of the whole budget that this instrument's studies have spent: the largest over the limits (trials, wall time)."""
+    """Return the share of the whole budget that this instrument's studies have spent, of trials or wall time, whichever is larger."""
     left, all_studies = view.whole.left, view.whole.studies
     limited = [
         (left.trials, [float(each.trials) for each in all_studies]),
@@ -140,7 +140,7 @@ def _spent_share(view: View) -> float:
 
 
 def _carried_over(view: View) -> Proposal | None:
-    """A confirmation here of the newest setting that another instrument has confirmed and this one has not tested."""
+    """Propose to confirm, on this instrument, the newest setting that another has confirmed and this one has not tested."""
     for study, levels in reversed(view.confirmed_elsewhere()):
         if levels and view.can_set(levels) and not view.tests(levels) and not view.touched(levels):
             return _also(view, study, levels)
@@ -161,11 +161,11 @@ def _also(view: View, study: StudySeen, levels: _Levels) -> Proposal:
         hypothesis=NewHypothesis(
             claim=f"{words_of(levels)} also helps on {aim.instrument}: it is better than the default on {aim.metric} by {aim.margin:g} or more.",
             prediction=f"{aim.metric} of {aim.instrument} {'rises' if aim.sign > 0 else 'falls'} by {aim.margin:g} or more.",
-            kill_if="The interval lies against the direction, or within the margin on both sides.",
+            kill_if="The interval points the other way, or lies within the margin on both sides.",
             parent=study.hypothesis,
         ),
-        if_true=f"It holds on {aim.instrument} too, and is searched on from there while something may still be better.",
-        if_false=f"It is no general answer: {aim.instrument} is searched by itself.",
+        if_true=f"It holds on {aim.instrument} too; search on from it while something may still be better.",
+        if_false=f"It does not hold everywhere: search {aim.instrument} separately.",
         rests_on=(study.study,),
     )
 
@@ -174,14 +174,14 @@ def _also(view: View, study: StudySeen, levels: _Levels) -> Proposal:
 
 
 def _screens(seen: View) -> list[Proposal]:
-    """Screens of all factors, and of fewer in case the budget does not pay for all."""
+    """Propose a screen of all factors, and screens of fewer in case the budget does not pay for all."""
     factors = [_alternative(each) for each in seen.aim.free][:_MOST_SCREENED]
     sizes = dict.fromkeys(size for size in (len(factors), 7, 5, min(3, len(factors))) if 2 <= size <= len(factors))
     return [_screen(factors[:size], seen) for size in sizes]
 
 
 def _alternative(factor: AimFactor) -> tuple[AimFactor, Scalar]:
-    """The factor, and the level that a screen compares with its default: the next higher one, or the next lower one at the top."""
+    """Return the factor, and the level that a screen compares with its default: the next higher one, or the next lower at the top."""
     place = factor.place
     return factor, factor.levels[place + 1] if place + 1 < len(factor.levels) else factor.levels[place - 1]
 
@@ -201,14 +201,14 @@ def _screen(factors: Sequence[tuple[AimFactor, Scalar]], seen: View) -> Proposal
             kill_if="No factor's effect stands out from the noise between seeds.",
         ),
         if_true="Search the levels of the factors that move it.",
-        if_false="Search all of them together, and conclude where nothing looks better than the default.",
+        if_false="Search all of them together, and conclude if nothing looks better than the default.",
     )
 
 
 def survivors(seen: View) -> list[AimFactor]:
-    """The factors to search: first those with a clear screened effect, then those never screened, then the others by effect.
+    """Return the factors to search: first those with a clear effect in a screen, then those never screened, then the others.
 
-    An effect that is weak at one level may be strong at the next, so the search only leaves out the last factors.
+    An effect that is weak at one level may be strong at the next, so the search leaves out only the last factors.
     """
     effects: dict[str, EffectSeen] = {}
     known = {factor.name for factor in seen.aim.factors}
@@ -231,9 +231,9 @@ def survivors(seen: View) -> list[AimFactor]:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The model's belief about every setting in reach, in the objective's direction and relative to the default.
+    """The model's belief about every setting in reach, relative to the default; more is better.
 
-    mean, sd: (N,), in the metric's unit.
+    `mean` and `sd` have shape (N,) and are in the metric's unit.
     """
 
     surface: Surface
@@ -245,12 +245,12 @@ class Outlook:
         return self.surface.settings
 
     def simplest(self, aim: Aim) -> int:
-        """Row of the setting with the fewest changes among those within a quarter of a margin of the best."""
+        """Return the row of the setting with the fewest changes, among those within a quarter of a margin of the best."""
         good = np.flatnonzero(self.mean >= self.mean.max() - _AS_GOOD * aim.margin)
         return int(min(good, key=lambda row: (len(changed(aim, self.settings[row])), -self.mean[row])))
 
     def improvement(self, over: float) -> np.ndarray:
-        """Expected improvement over that mean, (N,)."""
+        """Return the expected improvement of each setting over the mean `over`, shape (N,)."""
         from scipy.stats import norm
 
         gap, sd = self.mean - over, np.maximum(self.sd, 1e-12)
@@ -260,7 +260,7 @@ class Outlook:
 
 
 def outlook(seen: View, factors: Sequence[AimFactor]) -> Outlook:
-    """The model's belief about the levels of these factors, from all configurations that have run."""
+    """Return the model's belief about the levels of these factors, based on all configurations that have run."""
     surface = Surface(seen, factors)
     if not surface.points:
         flat = np.zeros(len(surface.settings))
@@ -271,7 +271,7 @@ def outlook(seen: View, factors: Sequence[AimFactor]) -> Outlook:
 class Surface:
     """A Gaussian process over the levels of some factors. Its kernel is fitted once, to the results so far.
 
-    settings: N, the default first. at: row of the incumbent.
+    `settings` has N entries, the default first. `at` is the row of the incumbent.
     """
 
     def __init__(self, seen: View, factors: Sequence[AimFactor]) -> None:
@@ -287,7 +287,7 @@ class Surface:
         self._kernel: Any = None
 
     def believed(self, points: Sequence[Point]) -> Outlook:
-        """Mean and standard deviation at every setting, in the metric's unit."""
+        """Fit the model to these points. Return its mean and standard deviation at every setting, in the metric's unit."""
         from sklearn.gaussian_process import GaussianProcessRegressor
 
         margin, sigma = self._seen.aim.margin, self._seen.sigma
@@ -308,7 +308,7 @@ class Surface:
 
 
 def _kernel(dimensions: int) -> Any:
-    """A kernel that is smooth over a few steps of each factor, plus a linear part."""
+    """Return A kernel that is smooth over a few steps of each factor, plus a linear part."""
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 
     smooth = ConstantKernel(PRIOR_MARGINS**2, (0.25, 100.0)) * RBF(np.full(dimensions, 2.0), (0.7, 8.0))
@@ -316,7 +316,7 @@ def _kernel(dimensions: int) -> Any:
 
 
 def _settings(seen: View, factors: Sequence[AimFactor]) -> list[_Levels]:
-    """Every combination of the factors' levels, the default first; all other factors at the incumbent's levels."""
+    """Return every combination of the factors' levels, the default first. All other factors keep the incumbent's levels."""
     chosen = list(factors)
     while math.prod(len(factor.levels) for factor in chosen) > _MOST_SETTINGS:
         chosen.pop()
@@ -329,7 +329,7 @@ def _settings(seen: View, factors: Sequence[AimFactor]) -> list[_Levels]:
 
 
 def _place(levels: _Levels, factors: Sequence[AimFactor]) -> list[float]:
-    """A setting as coordinates: steps from the default for numbers; else a 0 or 2 for each level but the default."""
+    """Return a setting's coordinates: for a number, the steps from the default; else a 0 or a 2 for each level but the default."""
     place: list[float] = []
     for factor in factors:
         level = levels[factor.name]
@@ -341,14 +341,16 @@ def _place(levels: _Levels, factors: Sequence[AimFactor]) -> list[float]:
 
 
 def _step(factor: AimFactor, level: float) -> float:
-    """Steps along the factor's levels from its default; a level in between is a fraction of a step."""
+    """Return the number of steps from the factor's default to this level. A level in between counts as a fraction of a step."""
     ladder = [float(each) for each in factor.levels]
     return float(np.interp(level, ladder, range(len(ladder)))) - factor.place
 
 
 def _after_screen(seen: View) -> list[Proposal]:
-    """Search while a setting may beat the one that looks best, then confirm that one; otherwise scan the factors that the
-    search left out, around the incumbent if there is one."""
+    """Search while some setting may beat the one that looks best, then confirm that one.
+
+    If there is nothing to confirm, scan the factors that the search left out, around the incumbent if there is one.
+    """
     if (contradiction := _contradicted(seen)) is not None:
         return [contradiction]
     factors, margin = survivors(seen), seen.aim.margin
@@ -367,13 +369,13 @@ def _after_screen(seen: View) -> list[Proposal]:
 
 
 def _searches(seen: View, factors: Sequence[AimFactor], view: Outlook) -> list[Proposal]:
-    """Searches of several sizes: the settings with the largest expected improvement, one after the other."""
+    """Propose searches of several sizes, over the settings with the largest expected improvement."""
     picked = _batch(seen, view, most=7)
     return [_search(seen, picked[:size], factors) for size in (7, 3, 2) if size <= len(picked)]
 
 
 def _batch(seen: View, view: Outlook, most: int) -> list[_Levels]:
-    """Pick settings one by one, as if each earlier pick had come out as believed (the kriging believer)."""
+    """Pick settings one by one, as if each earlier pick had turned out as the model believes (the kriging believer)."""
     surface, points = view.surface, list(view.surface.points)
     if not points:
         return view.settings[1 : most + 1]
@@ -394,8 +396,11 @@ def _batch(seen: View, view: Outlook, most: int) -> list[_Levels]:
 
 
 def _scans(seen: View) -> list[Proposal]:
-    """Vary one factor at a time from the incumbent, or the default, at untried levels: farthest levels first, factors in
-    turn. A screen tries only one level of each factor; a factor without effect there may have one two steps further."""
+    """Propose to vary one factor at a time from the incumbent, or the default, at untried levels.
+
+    The farthest levels come first, and factors take turns. A screen tries only one level of each factor; a factor that has no
+    effect there may have one two steps further.
+    """
     base = {**default_levels(seen.aim), **seen.incumbent}
     ran = seen.measured()
     ladders = [_farthest_first(factor) for factor in seen.aim.free]
@@ -419,7 +424,7 @@ def _scan(seen: View, settings: Sequence[_Levels]) -> Proposal:
     name = "incumbent" if seen.incumbent else "default"
     return Proposal(
         action="explore",
-        because=f"One factor at a time beside the {name}, at levels that nobody has tried there.",
+        because=f"Vary one factor at a time from the {name}, at levels that were not tried there yet.",
         spec=_beside(seen, name, seen.incumbent, settings),
         hypothesis=NewHypothesis(
             claim=f"One of these levels is better than the {name}'s by {seen.aim.margin:g} or more.",
@@ -428,19 +433,19 @@ def _scan(seen: View, settings: Sequence[_Levels]) -> Proposal:
             parent=_parent(seen),
         ),
         if_true="Search that factor's levels together with those of the others that matter.",
-        if_false="Look at the levels that are left, or conclude.",
+        if_false="Try the levels that are left, or conclude.",
         rests_on=tuple(study.study for study in seen.studies),
     )
 
 
 def _beside(seen: View, name: str, base: _Levels, settings: Sequence[_Levels]) -> dict[str, Any]:
-    """A study of these settings next to the base setting of that name, without a verdict."""
+    """Build the spec of a study that compares these settings with the base setting called `name`, without a verdict."""
     arms = {name: base} | {arm_name(seen.aim, each): changed(seen.aim, each) for each in settings}
     return {"design": "screen", "arms": arms, "seeds": {"min": _SEARCH_SEEDS}}
 
 
 def _parent(seen: View) -> str | None:
-    """The hypothesis that a new one builds on: the last that was supported, else the last that was explored."""
+    """Return the hypothesis that a new one builds on: the last that was supported, or else the last that was explored."""
     for wanted in ("supported", "explored"):
         told = [each.id for each in seen.hypotheses if each.status == wanted]
         if told:
@@ -452,12 +457,12 @@ def _search(seen: View, settings: Sequence[_Levels], factors: Sequence[AimFactor
     names = ", ".join(factor.name for factor in factors)
     return Proposal(
         action="explore",
-        because=f"Settings of {names} that may be better than what looks best so far, by what all trials say together.",
+        because=f"Settings of {names} that, judging by all trials, may be better than what looks best so far.",
         spec=_beside(seen, "default", {}, settings),
         hypothesis=NewHypothesis(
             claim=f"Another setting of {names} is better than the default by {seen.aim.margin:g} or more.",
             prediction=f"One of {len(settings)} settings exceeds the default on {seen.aim.metric} by the margin.",
-            kill_if="All of them stay below what looks best already.",
+            kill_if="None of them beats what already looks best.",
             parent=_parent(seen),
         ),
         if_true="Search around it, then confirm it on fresh seeds.",
@@ -468,7 +473,7 @@ def _search(seen: View, settings: Sequence[_Levels], factors: Sequence[AimFactor
 
 
 def _dropped(seen: View, factors: Sequence[AimFactor]) -> dict[str, str]:
-    """The hypothesis of the screen and the reason to drop it, if no factor stood out; else empty."""
+    """Return the screen's hypothesis with the reason to drop it, if no factor stood out; else an empty dict."""
     kept = {factor.name for factor in factors}
     for study in seen.studies:
         if study.design == "screen":
@@ -488,7 +493,7 @@ def _confirmation(seen: View, best: _Levels, gain: float) -> Proposal:
     baseline = "incumbent" if seen.incumbent else "default"
     return Proposal(
         action="confirm",
-        because=f"{words_of(levels)} looks best: by all trials so far better than the {baseline} by {gain:.3g}.",
+        because=f"{words_of(levels)} looks best: judging by all trials so far, it beats the {baseline} by {gain:.3g}.",
         spec={
             "design": "compare",
             "arms": {baseline: seen.incumbent, treatment: levels},
@@ -497,7 +502,7 @@ def _confirmation(seen: View, best: _Levels, gain: float) -> Proposal:
         hypothesis=NewHypothesis(
             claim=f"{words_of(levels)} is better than the {baseline} on {seen.aim.metric} by {seen.aim.margin:g} or more.",
             prediction=f"{seen.aim.metric} {'rises' if seen.aim.sign > 0 else 'falls'} by {seen.aim.margin:g} or more.",
-            kill_if="The interval lies against the direction, or within the margin on both sides.",
+            kill_if="The interval points the other way, or lies within the margin on both sides.",
             parent=_parent(seen),
         ),
         expects=max(PLANNED_EFFECT * seen.aim.margin, _SHRUNK * gain),
@@ -508,7 +513,7 @@ def _confirmation(seen: View, best: _Levels, gain: float) -> Proposal:
 
 
 def _least_seeds(seen: View) -> int:
-    """First number of seeds per arm of a confirmation: 6 if twice as many are affordable, else 3.
+    """Return how many seeds per arm a confirmation begins with: 6 if twice as many are affordable, else 3.
 
     With fewer than 6, the noise floor's bound on the spread is so wide that many studies would be refused as underpowered.
     """
@@ -516,7 +521,7 @@ def _least_seeds(seen: View) -> int:
 
 
 def _affordable(action: Action, seen: View) -> float:
-    """Trials that the budget allows the next study of this kind, given the time that trials took so far."""
+    """Return how many trials the budget allows the next study of this kind, given the time that trials took so far."""
     budget = limits(action, seen.whole)
     ran = [study for study in seen.studies or seen.whole.studies if study.trials]
     trials = float(budget.get("trials", math.inf))
@@ -527,7 +532,7 @@ def _affordable(action: Action, seen: View) -> float:
 
 
 def _contradicted(seen: View) -> Proposal | None:
-    """A replication of the last confirmation, if that refuted the exploration's result."""
+    """Propose to replicate the last confirmation, if that refuted the exploration's result."""
     last = seen.studies[-1] if seen.studies else None
     if last is None or last.action != "confirm" or last.verdict is not Verdict.REFUTED or last.unfit:
         return None
@@ -539,10 +544,10 @@ def _contradicted(seen: View) -> Proposal | None:
         return None
     return Proposal(
         action="replicate",
-        because=f"{effect.treatment} had looked better while exploring, and the confirmation found it worse.",
+        because=f"{effect.treatment} looked better while exploring, but the confirmation found it worse.",
         spec={"design": "compare", "arms": sides, "seeds": {"min": _least_seeds(seen), "max": _MOST_SEEDS}},
         hypothesis=last.hypothesis,
-        if_true="The exploration had misled; its setting is given up.",
+        if_true="The exploration was misleading; its setting is given up.",
         if_false="The two results disagree; both are reported.",
         rests_on=(last.study,),
     )
@@ -560,7 +565,7 @@ def _conclusion(seen: Seen) -> Proposal:
 
 
 def _found_on(seen: View) -> str:
-    """The conclusion about one instrument."""
+    """Write the conclusion about one instrument."""
     confirmed = [study for study in seen.studies if study.supports]
     tried = [study for study in seen.studies if study.confirms]
     if confirmed:
@@ -580,14 +585,14 @@ def _found_on(seen: View) -> str:
 
 
 def words_of(levels: _Levels) -> str:
-    """The levels in words: `learning_rate 4e-5 and group_size 8`."""
+    """Write the levels in words: `learning_rate 4e-5 and group_size 8`."""
     return " and ".join(f"{name} {level_text(level)}" for name, level in levels.items()) or "the default"
 
 
 def arm_name(aim: Aim, levels: _Levels) -> str:
-    """Name of the arm with these levels: `learning_rate=4e-5+group_size=8`; `default` if none is changed.
+    """Return the name of the arm with these levels: `learning_rate=4e-5+group_size=8`, or `default` if none is changed.
 
-    A name of more than 60 characters is cut to its first 50 and gets a hash.
+    A name of more than 60 characters is cut to its first 50, followed by a hash.
     """
     told = "+".join(f"{name}={level_text(level)}" for name, level in changed(aim, levels).items())
     if not told:

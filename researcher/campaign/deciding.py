@@ -1,4 +1,4 @@
-"""The record of a decision: the step taken, the hypotheses it registers or changes, and the study that it begins. Pure."""
+"""Builds the record of a decision: the step taken, the hypotheses it registers or changes, and the study it starts. Pure."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def written(
     hypotheses: Sequence[HypothesisRecord],
     folders: Mapping[str, str | None],
 ) -> Written:
-    """The records of a decision; `decided` has a step.
+    """Build the records of a decision. `decided` must have a step.
 
-    hypotheses: the newest versions before this decision. folders: of the instruments' files, by name; None: part of the
-    repository.
+    `hypotheses` are the newest versions before this decision. `folders` has the folder of each instrument, by name; None means
+    that the instrument is part of the repository.
     """
     step = decided.step
     assert step is not None
@@ -96,7 +96,7 @@ def _registered(name: str, asked: NewHypothesis, view: View) -> HypothesisRecord
 
 
 def _changed(hypotheses: Sequence[HypothesisRecord], seen: Seen, step: Judged) -> list[HypothesisRecord]:
-    """New versions of the hypotheses whose status changes through the studies so far or this step."""
+    """Return new versions of the hypotheses whose status changes because of the studies so far or this step."""
     fates: dict[str, Any] = dict(fates_of(hypotheses, seen.studies))
     fates |= {name: ("dropped", why) for name, why in step.proposal.drops.items()}
     return [
@@ -121,7 +121,7 @@ def _study(
     strategist: str,
     folders: Mapping[str, str | None],
 ) -> StudyRecord:
-    """The study's record, without its id, which the store assigns."""
+    """Build the study's record, without an id, which the store assigns."""
     plan = Plan.model_validate_json(step.plan or "")
     request = StudyRequest(spec=step.spec, author=strategist, because=step.proposal.because)
     changed = {"request": request, "instrument": folders[plan.instrument]}

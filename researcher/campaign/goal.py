@@ -1,4 +1,4 @@
-"""`CampaignGoal`: everything that can be asked of a campaign, in one validated document, and its meaning per instrument."""
+"""`CampaignGoal`: everything a person can ask of a campaign, in one validated document; and `Aim`, its meaning on one instrument."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from researcher.study.spec import LONGEST_QUESTION, Count, Duration, SpecSchedul
 
 MOST_LEVELS = 9
 _TRAINING, _PARAMETERS = "run.", "run.parameters"
-"""Prefixes of factors' targets: how a model is trained; and within that, adapters or all weights, and the adapters' shape."""
+"""Prefixes of factors' targets: everything about how a model is trained; and, within that, whether adapters or all weights are
+trained and the shape of the adapters."""
 
 
 class Objective(StrictModel):
-    """What is to become better. None: each instrument's own. margin: the smallest effect that matters, in the metric's unit."""
+    """What should improve. Fields that are None take each instrument's own value. `margin` is the smallest effect that matters, in
+    the metric's unit."""
 
     metric: str | None = None
     direction: Direction | None = None
@@ -28,7 +30,7 @@ class Objective(StrictModel):
 
 
 class CampaignBudget(StrictModel):
-    """Spending limits of all studies together. None: no limit. money: of LLM calls, in the currency of their prices."""
+    """Spending limits for all studies together. None means no limit. `money` is for LLM calls, in the currency of their prices."""
 
     wall: Duration | None = None
     trials: Annotated[int | None, Field(ge=1)] = None
@@ -39,16 +41,16 @@ class CampaignBudget(StrictModel):
 
 def _said(text: str) -> str:
     if not text.strip():
-        raise ValueError("say in words what the campaign is to find out")
+        raise ValueError("say in words what the campaign should find out")
     return text.strip()
 
 
 def _by_name(given: Any) -> Any:
-    """Turn a list of factor names into factors without levels; code then chooses their levels."""
+    """Turn a list of factor names into factors without levels; code will choose their levels."""
     if not isinstance(given, list | tuple):
         return given
     if any(not isinstance(name, str) for name in given):
-        raise ValueError("a list takes names of factors only; to choose levels write `{kl: [0.1], temperature: []}`")
+        raise ValueError("a list can only name factors; to choose levels, write `{kl: [0.1], temperature: []}`")
     return dict.fromkeys(given, ())
 
 
@@ -57,13 +59,17 @@ _Factors = Annotated[_ByLevels, BeforeValidator(_by_name, json_schema_input_type
 
 
 class CampaignGoal(StrictModel):
-    """A campaign's request.
+    """What a person asks of a campaign.
 
-    goal: the brief, quoted in decisions and the report, never parsed. instruments: each study is on one of them, the first
-    unless it says otherwise. model None: the instrument's. factors: what may be changed, by name, each with the levels to
-    try, of which alone something may be confirmed (none: code chooses); empty: every training factor of the instrument that does not change the measure. set: the
-    same in all studies. approve: where a person is waited for: before anything (`campaign`), before each study, before each
-    confirmation.
+    Attributes:
+        goal: the brief. It is quoted in decisions and in the report, and never parsed.
+        instruments: each study runs on one of them, by default the first.
+        model: the model to train. None means the instrument's.
+        factors: what may be changed, by name, each with the levels to try; code chooses them if a factor has none. Only these levels
+            can be confirmed. By default, every training factor of the instrument that does not change what is measured.
+        set: levels that are the same in all studies.
+        approve: when to wait for a person's approval: never, before the first study (`campaign`), before each study, or before
+            each confirmation.
     """
 
     goal: Annotated[str, Field(max_length=LONGEST_QUESTION), AfterValidator(_said)]
@@ -95,21 +101,21 @@ class CampaignGoal(StrictModel):
         return self
 
     def document(self) -> dict[str, Any]:
-        """The set fields as plain data, in field order."""
+        """Return the fields that differ from their defaults, as plain data in field order."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
 def goal_in(fields: Mapping[str, Any]) -> CampaignGoal:
-    """The validated goal. Raises: SpecRefused, naming every wrong field."""
+    """Validate a goal. Raises: SpecRefused, naming every wrong field."""
     try:
         return CampaignGoal.model_validate(fields)
     except ValidationError as error:
         Refusals(refused_in(error, CampaignGoal)).raise_any()
-        raise AssertionError("pydantic refuses, and names no field") from error
+        raise AssertionError("pydantic refused the goal but named no field") from error
 
 
 class Aim(StrictModel):
-    """A goal in the terms of its instrument: metric, margin, and the levels of each factor. Pure data, hashed with a decision's input."""
+    """A goal in the terms of one instrument: metric, margin, and the levels of each factor. Hashed as part of a decision's input."""
 
     instrument: str
     model: str | None
@@ -121,9 +127,9 @@ class Aim(StrictModel):
     settings: dict[str, Scalar] = {}
     """Levels that are the same in all studies."""
     steps: int | None = None
-    """Optimiser steps of a trial; None: the instrument's default, unless a study sets them."""
+    """Optimizer steps of a trial. None means the instrument's default, unless a study sets them."""
     generated: bool = False
-    """Whether an LLM wrote the instrument: its rewards then support no claim."""
+    """Whether an LLM wrote the instrument. Its rewards then support no claim."""
 
     def factor(self, name: str) -> AimFactor:
         return next(factor for factor in self.factors if factor.name == name)
@@ -134,19 +140,24 @@ class Aim(StrictModel):
         return tuple(factor for factor in self.factors if not factor.left_alone)
 
     def leaving(self, names: Collection[str]) -> Aim:
-        """A copy in which these factors are left alone."""
+        """Return a copy in which these factors are to be left alone."""
         factors = [factor.model_copy(update={"left_alone": factor.name in names}) for factor in self.factors]
         return self.model_copy(update={"factors": tuple(factors)})
 
     @property
     def sign(self) -> int:
-        """1 where more of the metric is better, else -1."""
+        """1 if more of the metric is better, else -1."""
         return 1 if self.direction == "increase" else -1
 
 
 class AimFactor(StrictModel):
-    """levels: in order, with `default` among them. ordered: whether levels are numbers, with an order. left_alone: whether a
-    person wants the factor to stay as it is."""
+    """A factor that a campaign may vary.
+
+    Attributes:
+        levels: the levels to try, in order, including `default`.
+        ordered: whether the levels are numbers, so that they have an order.
+        left_alone: whether a person wants the factor to stay as it is.
+    """
 
     name: str
     default: Scalar
@@ -164,7 +175,7 @@ Aim.model_rebuild()
 
 
 def aim_of(goal: CampaignGoal, instrument: Instrument) -> Aim:
-    """The goal in the terms of one instrument. Raises: SpecRefused, naming every wrong field."""
+    """Translate the goal into the terms of one instrument. Raises: SpecRefused, naming every wrong field."""
     refusals, metric, factors = Refusals(), None, list[AimFactor]()
     known = InstrumentNames(instrument)
     with refusals.kept():
@@ -193,7 +204,7 @@ def aim_of(goal: CampaignGoal, instrument: Instrument) -> Aim:
 
 
 def aims_of(goal: CampaignGoal, instruments: Sequence[Instrument]) -> tuple[Aim, ...]:
-    """The goal in the terms of each instrument. Raises: SpecRefused, naming every wrong field and its instrument."""
+    """Translate the goal into the terms of each instrument. Raises: SpecRefused, naming every wrong field and its instrument."""
     refusals, aims = Refusals(), list[Aim]()
     for instrument in instruments:
         try:
@@ -206,14 +217,20 @@ def aims_of(goal: CampaignGoal, instruments: Sequence[Instrument]) -> tuple[Aim,
 
 
 def aim_beside(goal: CampaignGoal, aims: Sequence[Aim], instrument: Instrument) -> Aim:
-    """The goal in the terms of a further instrument. aims: on the campaign's others. Raises: SpecRefused."""
+    """Translate the goal into the terms of a further instrument. `aims` are those on the campaign's other instruments.
+
+    Raises: SpecRefused.
+    """
     aim = aim_of(goal, instrument)
     _check_together(goal, [*aims, aim])
     return aim
 
 
 def _check_together(goal: CampaignGoal, aims: Sequence[Aim]) -> None:
-    """Raises: SpecRefused if two share a name, or if the goal's margin or direction cannot fit all their metrics."""
+    """Check that no two instruments share a name, and that the goal's margin or direction fits all their metrics.
+
+    Raises: SpecRefused.
+    """
     names = [aim.instrument for aim in aims]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise SpecRefused("instruments", f"two of them are called {twice[0]}: rename one in its declaration", twice)
@@ -229,19 +246,21 @@ def _named(refused: SpecRefused, instrument: str) -> list[SpecRefused]:
 
 
 def _check_one_metric(objective: Objective, aims: Sequence[Aim]) -> None:
-    """Raises: SpecRefused if a margin or a direction is given for different metrics."""
+    """Raise SpecRefused if a margin or a direction is given although the instruments have different metrics."""
     if len({aim.metric for aim in aims}) < 2:
         return
     given = [name for name in ("direction", "margin") if getattr(objective, name) is not None]
     if given:
         own = ", ".join(f"{aim.metric} of {aim.instrument}" for aim in aims)
-        said = f"stands for one metric, and the instruments have {own}: name objective.metric, or leave it out"
+        said = f"applies to one metric, but the instruments have {own}: set objective.metric, or leave this out"
         raise SpecRefused(f"objective.{given[0]}", said, [aim.metric for aim in aims])
 
 
 def _usual(goal: CampaignGoal, instrument: Instrument, *, on_training: bool) -> list[Factor]:
-    """Training factors that have an effect by themselves and are not set. on_training: whether the objective is measured on
-    training episodes; factors of sampling would then change the measure."""
+    """Return the training factors that have an effect without other factors and are not set by the goal.
+
+    If the objective is measured `on_training` episodes, leave out sampling factors, because they would change the measurement.
+    """
     return [
         factor
         for factor in instrument.factors
@@ -268,13 +287,13 @@ def _factor(factor: Factor, given: tuple[Scalar, ...]) -> AimFactor:
     if ordered:
         levels.sort(key=float)
     if len(levels) < 2 or len(levels) > MOST_LEVELS:
-        said = f"2 to {MOST_LEVELS} levels can be tried, the default {default} included, and there are {len(levels)}"
+        said = f"a factor takes 2 to {MOST_LEVELS} levels, including the default {default}, but this has {len(levels)}"
         raise SpecRefused(f"factors.{name}", said, [name])
     return AimFactor(name=name, default=default, levels=tuple(levels), ordered=ordered)
 
 
 def ladder(factor: Factor) -> tuple[Scalar, ...]:
-    """Levels to try if a goal names none, with the default among them."""
+    """Return the levels to try if a goal names none. They include the default."""
     default = factor.default
     if factor.type == "bool":
         return (False, True)
@@ -297,11 +316,11 @@ def ladder(factor: Factor) -> tuple[Scalar, ...]:
 
 
 def default_levels(aim: Aim) -> dict[str, Scalar]:
-    """Every factor at its default."""
+    """Return the default level of every factor."""
     return {factor.name: factor.default for factor in aim.factors}
 
 
 def changed(aim: Aim, levels: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The levels that differ from the defaults, as an arm states them."""
+    """Return the levels that differ from the defaults, as an arm states them."""
     own = default_levels(aim)
     return {name: level for name, level in levels.items() if name not in own or level != own[name]}

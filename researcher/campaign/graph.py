@@ -22,7 +22,7 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The chosen step, and every judged proposal. step None: none was sound, and `problems` says why."""
+    """The chosen step, and every judged proposal. If `step` is None, no proposal was sound, and `problems` says why."""
 
     step: Judged | None
     judgements: tuple[Judged, ...]
@@ -38,7 +38,7 @@ class _State(TypedDict, total=False):
 
 
 async def decide(seen: Seen, strategist: Strategist, planner: StudyPlanner, *, writes: bool = False) -> Decided:
-    """Make one decision. writes: whether an LLM can write instruments. Raises: NoProposal."""
+    """Make one decision. `writes` says whether an LLM can write instruments. Raises: NoProposal."""
 
     async def propose(state: _State) -> _State:
         asked = seen.model_copy(update={"problems": state.get("problems", ())})

@@ -1,11 +1,11 @@
 """The rules that keep a campaign's claims honest, as code that no strategist can bypass.
 
-1. A study proposed after seeing data explores: its effects are shown, but it gives no verdict of the campaign.
-2. Claims come from confirmations alone: a frozen plan, a registered prediction, unused seeds, unscored held-out tasks. A claim
+1. A study proposed after seeing data is an exploration: its effects are shown, but it gives no verdict.
+2. Claims come only from confirmations: a frozen plan, a registered prediction, unused seeds, unscored held-out tasks. A claim
    is about the instrument on which it was confirmed: a result from another one may be tested there but is no evidence.
-3. The k-th confirmation spends 0.05 · 6 / (π² k²), counted when its plan is frozen, whatever its result. Confirmations on all
-   instruments are counted together.
-4. Metric and margin of a claim are the goal's, and are fixed when it is registered.
+3. The k-th confirmation spends an alpha of 0.05 · 6 / (π² k²), counted when its plan is frozen, whatever its result.
+   Confirmations on all instruments are counted together.
+4. The metric and margin of a claim are the goal's, and are fixed when the claim is registered.
 5. The baseline of a confirmation is the default or the incumbent; any other is labelled.
 6. No claim rests on invalid results, on the echo engine, or on rewards that an LLM wrote.
 7. The report lists every hypothesis (`researcher.campaign.report`).
@@ -35,7 +35,7 @@ from researcher.study.spec import StudySpec
 ALPHA = 0.05
 """Total alpha of all confirmations of a campaign."""
 ONE_STUDY, RESERVED = 0.25, 0.30
-"""Shares of the budget: the most that one study may take of what is left; the part of the whole kept for confirmations."""
+"""Shares of the budget: the part of what is left that one study may take, and the part of the whole reserved for confirmations."""
 FIELDS = (
     "compare",
     "arms",
@@ -49,20 +49,20 @@ FIELDS = (
     "heldout_every",
     "evaluate_on",
 )
-"""Fields of a study file that a strategist or a person may set; the others are the campaign's."""
+"""Fields of a study file that a strategist or a person may set. The campaign sets the others."""
 MOST_UNWRITTEN = 3
-"""Number of failed attempts to write an instrument after which no other is requested."""
+"""Number of failed attempts to write an instrument after which no further one may be requested."""
 _CONFIRMED = ("arms", "design", "seeds", "secondary", "looks", "heldout_every", "evaluate_on")
-"""Fields of a confirmation. Its arms may differ from the campaign's defaults only in their stated levels."""
+"""Fields that a confirmation may have. Its arms may differ from the campaign's defaults only in the levels they state."""
 
 
 def alpha_of(number: int) -> float:
-    """Alpha of the confirmation with this number, counted from 1. All of them together spend 0.05."""
+    """Return the alpha of the confirmation with this number, counted from 1. All confirmations together spend 0.05."""
     return ALPHA * 6 / (math.pi**2 * number**2)
 
 
 def form_problems(spec: Mapping[str, Any], aim: Aim) -> list[SpecRefused]:
-    """Each field of a study's spec that a strategist or a person may not set, or that has an invalid value."""
+    """Return the fields of a study's spec that a strategist or a person may not set, or that have an invalid value."""
     return [*_not_theirs(spec), *_badly_typed(spec, aim)]
 
 
@@ -74,7 +74,7 @@ def _not_theirs(spec: Mapping[str, Any]) -> list[SpecRefused]:
             hint = (
                 f"did you mean {guess}?"
                 if guess
-                else f"it is the campaign's, leave it out; a study has {', '.join(FIELDS)}"
+                else f"the campaign sets it, leave it out; a study has {', '.join(FIELDS)}"
             )
             found.append(SpecRefused(name, hint))
     if isinstance(spec.get("seeds"), Mapping) and "first" in spec["seeds"]:
@@ -83,15 +83,15 @@ def _not_theirs(spec: Mapping[str, Any]) -> list[SpecRefused]:
 
 
 def kept_apart(spec: Mapping[str, Any], own: str, known: Sequence[str]) -> list[SpecRefused]:
-    """Refuse to score a study on other instruments of the campaign: their held-out tasks are kept for studies on them,
-    confirmations included.
+    """Refuse to score a study on the campaign's other instruments, because their held-out tasks are reserved for studies on those
+    instruments, including confirmations.
 
-    own: the study's instrument. known: the campaign's.
+    `own` is the study's instrument, `known` are the campaign's.
     """
     return [
         SpecRefused(
             "evaluate_on",
-            f"{name} is an instrument of this campaign, whose held-out tasks are kept for studies on it: leave it out, or have "
+            f"{name} is an instrument of this campaign, whose held-out tasks are reserved for studies on it: leave it out, or plan "
             f"a study on {name}",
         )
         for name in spec.get("evaluate_on", ())
@@ -109,7 +109,7 @@ def _badly_typed(spec: Mapping[str, Any], aim: Aim) -> list[SpecRefused]:
 
 
 def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
-    """Problems of a proposal that show before it is planned."""
+    """Return the problems of a proposal that can be found before it is planned."""
     if unknown := instrument_problem(proposal.instrument, seen.instruments):
         return [f"instrument: {unknown}"]
     view = seen.on(proposal.instrument or "")
@@ -129,11 +129,11 @@ def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
             found.append(f"{proposal.action} needs a spec that says what is compared")
     else:
         given = [name for name in ("spec", "instrument") if getattr(proposal, name)]
-        found += [f"{proposal.action} carries out no study: leave the {name} out" for name in given]
+        found += [f"{proposal.action} runs no study: leave the {name} out" for name in given]
     if proposal.action in ("ask", "conclude", "new_instrument") and not proposal.words.strip():
         found.append(f"{proposal.action} needs words")
     if proposal.action == "new_instrument" and sum(said.kind == "unwritten" for said in seen.said) >= MOST_UNWRITTEN:
-        found.append(f"new_instrument: {MOST_UNWRITTEN} of them came to nothing: use those that there are")
+        found.append(f"new_instrument: {MOST_UNWRITTEN} attempts failed: use the instruments that there are")
     if proposal.action in CONFIRMING:
         found += _confirmation_problems(proposal, view)
     ran = {study.study for study in seen.studies}
@@ -143,7 +143,7 @@ def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
 
 
 def _touched(spec: Mapping[str, Any], view: View) -> list[str]:
-    """Factors that the study would change although people want them left alone."""
+    """Return a problem for each factor that the study would change although people want it left alone."""
     arms = [spec.get("set", {}), *spec.get("arms", {}).values()]
     compared = spec.get("compare", {}).items()
     arms += [{name: level} for name, each in compared for level in each.get("levels", ())]
@@ -153,7 +153,7 @@ def _touched(spec: Mapping[str, Any], view: View) -> list[str]:
 
 
 def instrument_problem(name: str | None, known: Sequence[str]) -> str:
-    """Why the campaign has no instrument of that name; empty if it has one."""
+    """Say that the campaign has no instrument of that name, and which it has; empty if it has one."""
     if name is None or name in known:
         return ""
     guess = nearest(name, known)
@@ -182,16 +182,16 @@ def _hypothesis_problems(proposal: Proposal, known: dict[str, HypothesisSeen], v
 
 def _confirmation_problems(proposal: Proposal, view: View) -> list[str]:
     apart = [name for name in proposal.spec if name in FIELDS and name not in _CONFIRMED]
-    found = [f"{name}: no field of a {proposal.action}, whose arms say all that differs" for name in apart]
+    found = [f"{name}: not a field of a {proposal.action}: its arms state everything that differs" for name in apart]
     known = {factor.name for factor in view.aim.factors}
     arms = proposal.spec.get("arms", {})
     foreign = {name for levels in arms.values() for name in levels} - known
-    found += [f"arms: {name} is none of the goal's factors" for name in sorted(foreign)]
+    found += [f"arms: {name} is not one of the goal's factors" for name in sorted(foreign)]
     sides = [changed(view.aim, levels) for levels in arms.values()]
     elsewhere = [levels for study, levels in view.confirmed_elsewhere() if study.study in proposal.rests_on]
     carried = bool(sides and sides[-1]) and sides[-1] in elsewhere
     found += [
-        f"arms: {name} {level_text(level)} is none of the goal's levels ({', '.join(map(level_text, view.aim.factor(name).levels))})"
+        f"arms: {name} {level_text(level)} is not one of the goal's levels ({', '.join(map(level_text, view.aim.factor(name).levels))})"
         for side in (sides[:-1] if carried else sides)
         for name, level in side.items()
         if name in known and level not in view.aim.factor(name).levels
@@ -201,7 +201,7 @@ def _confirmation_problems(proposal: Proposal, view: View) -> list[str]:
     if proposal.spec.get("design", "compare") != "compare":
         found.append(f"design: a {proposal.action} is a plain comparison of two arms")
     if len(arms) != 2:
-        found.append(f"arms: a {proposal.action} names two: what it is compared with, and what is claimed to be better")
+        found.append(f"arms: a {proposal.action} needs two: the baseline, and what is claimed to be better")
     if proposal.expects is not None and proposal.expects < PLANNED_EFFECT * view.aim.margin:
         found.append(f"expects: at least {PLANNED_EFFECT * view.aim.margin:g}, 1.5 margins: less would be found anyway")
     at = f" on {view.among}" if view.among else ""
@@ -214,7 +214,7 @@ def _confirmation_problems(proposal: Proposal, view: View) -> list[str]:
 
 
 def completed(proposal: Proposal, seen: Seen) -> dict[str, Any]:
-    """The study's complete spec: the strategist's part, overlaid with the campaign's."""
+    """Return the study's complete spec: the strategist's part, overlaid with the campaign's."""
     aim, confirms = seen.on(proposal.instrument or "").aim, proposal.action in CONFIRMING
     spec: dict[str, Any] = {
         **proposal.spec,
@@ -232,7 +232,7 @@ def completed(proposal: Proposal, seen: Seen) -> dict[str, Any]:
 
 
 def limits(action: Action, seen: Seen) -> dict[str, Any]:
-    """The most that a study of this kind may spend: a quarter of what is left; an exploration may not touch the reserve."""
+    """Return the spending limits of a study of this kind: a quarter of what is left. An exploration may not touch the reserve."""
     left, confirms = seen.left, action in CONFIRMING
     found: dict[str, Any] = {}
     if left.wall_s is not None:
@@ -247,13 +247,13 @@ def limits(action: Action, seen: Seen) -> dict[str, Any]:
 
 
 def too_little(budget: dict[str, Any]) -> str:
-    """The exhausted limits, in words; empty while something is left of each."""
+    """Say which limits are exhausted; empty while something is left of each."""
     spent = [name for name, value in budget.items() if value < 1]
     return f"nothing is left of the budget's {' and '.join(spent)}" if spent else ""
 
 
 def baseline_of(plan: Plan, view: View) -> str:
-    """Role of the study's first arm on its instrument: `default`, `incumbent` or `other`."""
+    """Return the role of the study's first arm on its instrument: `default`, `incumbent` or `other`."""
     levels: dict[str, Scalar] = changed(view.aim, plan.arms[0].levels)
     if not levels:
         return "default"

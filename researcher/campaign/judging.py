@@ -24,15 +24,21 @@ class StudyPlanner(Protocol):
     def plan(
         self, spec: StudySpec, *, role: Role, alpha: float | None, expects: float | None = None
     ) -> tuple[Plan, Price]:
-        """The plan of a study, and its price.
+        """Plan a study, and price it.
 
-        spec.instrument: name of one of the campaign's instruments. alpha: what a confirmation spends; None for explorations.
-        expects: effect for which its seeds are counted; None: the study's usual one. Raises: PlanningRefused.
+        Args:
+            spec: the study. Its `instrument` is the name of one of the campaign's instruments.
+            alpha: the alpha that a confirmation spends; None for explorations.
+            expects: the effect for which seeds are counted. None means the study's usual one.
+        Raises: PlanningRefused.
         """
 
 
 def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner, *, writes: bool = False) -> Judged:
-    """The proposal with its plan, price and information, or with all its problems. writes: an LLM can write instruments."""
+    """Return the proposal with its plan, price and information, or with all its problems.
+
+    `writes` says whether an LLM can write instruments.
+    """
     problems = problems_of(proposal, seen)
     if proposal.action == "new_instrument" and not writes:
         problems.append("new_instrument: no LLM is configured here that could write one; `ask` a person for it")
@@ -54,7 +60,7 @@ def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner, *, writes: boo
     except PlanningRefused as error:
         return Judged(proposal=proposal, problems=(str(error),))
     if plan.hypotheses[0].metric != view.aim.metric or plan.hypotheses[0].margin != view.aim.margin:
-        return Judged(proposal=proposal, problems=("metric and margin are the goal's, and the plan has others",))
+        return Judged(proposal=proposal, problems=("the plan's metric or margin is not the goal's",))
     return Judged(
         proposal=proposal,
         plan=plan.canonical(),
@@ -68,8 +74,11 @@ def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner, *, writes: boo
 
 
 def chosen(judgements: Sequence[Judged]) -> Judged | None:
-    """The first sound proposal if it begins no study (it asks, concludes or wants an instrument), else the sound study with the
-    most expected information per hour; None if no proposal is sound."""
+    """Choose one of the sound proposals; None if there is none.
+
+    If the first of them starts no study (it asks, concludes or wants an instrument), choose that one. Else choose the study with
+    the most expected information per hour.
+    """
     sound = [each for each in judgements if not each.problems]
     if not sound or sound[0].plan is None:
         return sound[0] if sound else None
@@ -77,7 +86,7 @@ def chosen(judgements: Sequence[Judged]) -> Judged | None:
 
 
 def all_problems(judgements: Sequence[Judged]) -> tuple[str, ...]:
-    """Every problem with its proposal's number, for the next attempt."""
+    """Return every problem with its proposal's number, for the next attempt."""
     return tuple(
         f"proposal {number} ({each.proposal.action}): {problem}"
         for number, each in enumerate(judgements, start=1)

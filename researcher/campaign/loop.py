@@ -1,7 +1,7 @@
-"""A campaign from its goal to its answer: decide, run the study, read its results, decide again.
+"""Runs a campaign from its goal to its answer: decide, run the study, read its results, decide again.
 
-The position is read from the records each time, so a loop that was killed at any instruction continues where it was: a
-decision and the study that it begins are one transaction, and a study continues from its own records.
+Each round reads its position from the records, so a loop that was killed at any instruction continues where it was. A decision
+and the study it starts are written in one transaction, and a study continues from its own records.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_FAILED = 2
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """How a study's work ended for now. ended: whether the study is over; else it waits, for the given reason."""
+    """How work on a study ended for now. If `ended`, the study is over; otherwise it waits, for the given reason."""
 
     ended: bool
     reason: str
@@ -56,12 +56,12 @@ class StudyRunner(Protocol):
     """Runs one study of the campaign, from wherever it stopped."""
 
     def __call__(self, study_id: str, plan: Plan) -> Awaitable[Rest]:
-        """Raises: any error that keeps the study from continuing here (no server, no disk); it is tried again later."""
+        """Run the study. Raises: any error that keeps it from continuing here (no server, no disk); it is tried again later."""
 
 
 @dataclass(frozen=True, slots=True)
 class CampaignOutcome:
-    """State of the campaign when its work ended. report: the folder with report.md and report.html."""
+    """The campaign's state when work on it ended. `report` is the folder with report.md and report.html."""
 
     status: CampaignStatus
     reason: str
@@ -69,13 +69,13 @@ class CampaignOutcome:
 
 
 def _how(record: CampaignRecord) -> str:
-    """The commands by which a person can answer."""
+    """Return the commands with which a person can answer."""
     return f"`researcher campaign approve {record.id}`, or `researcher campaign veto {record.id} --because TEXT`"
 
 
 class CampaignLoop:
-    """Carries out one campaign for its owner: `store` is fenced by the campaign's lease. write: has an LLM write
-    instruments; None: no LLM does."""
+    """Runs one campaign for its owner. `store` is fenced by the campaign's lease. `write` has an LLM write instruments; if it is
+    None, the campaign gets no new instruments."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class CampaignLoop:
         self._write = write
 
     async def carry_out(self, campaign_id: str) -> CampaignOutcome:
-        """Carry out the rest of the campaign. Returns when it is done, asked to stop, or waits for a person or a window."""
+        """Run the rest of the campaign. Return when it is done, is asked to stop, or waits for a person or a time window."""
         while True:
             record = await asyncio.to_thread(self._store.campaigns.get, campaign_id)
             if record.status.ended:
@@ -118,7 +118,7 @@ class CampaignLoop:
                 return outcome
 
     async def _next(self, record: CampaignRecord) -> CampaignOutcome | None:
-        """One step: continue the open study, or decide. None: call again."""
+        """Take one step: continue the open study, or decide. Return None if there is more to do now."""
         decisions = self._store.campaigns.decisions(record.id)
         last = decisions[-1] if decisions else None
         if last is not None and last.action == "conclude":
@@ -135,7 +135,7 @@ class CampaignLoop:
             rest = await self._run_study(last.study_id, Plan.model_validate_json(last.plan or ""))
             write_campaign_report(self._store, record.id, self._reports)
             if rest.ended or self._store.campaigns.get(record.id).pause_requested:
-                return None  # the next step finds out what it waits for
+                return None  # the next step finds out what the campaign waits for
             return self._rest(record, CampaignStatus.WAITING, rest.reason)
         if reason := self._keeps_failing(record, decisions):
             return self._rest(record, CampaignStatus.FAILED, reason)
@@ -177,14 +177,14 @@ class CampaignLoop:
         return await decide(seen, self._strategist, self._planner, writes=self._write is not None)
 
     def _undecided(self, record: CampaignRecord, status: CampaignStatus, reason: str) -> CampaignOutcome:
-        """Rest without a decision. The journal keeps the LLM's requests and answers."""
+        """Stop without a decision. The journal keeps the LLM's requests and answers."""
         if calls := self._strategist.calls():
             detail = {"because": reason, "llm_calls": [call.model_dump(mode="json") for call in calls]}
             self._store.campaigns.record(record.id, UNDECIDED, detail)
         return self._rest(record, status, reason)
 
     def _asked(self, record: CampaignRecord, seen: Seen) -> tuple[Judged, ...]:
-        """The studies that people requested and no decision has answered yet, judged like any proposal."""
+        """Judge, like any proposal, the studies that people requested and that no decision has answered yet."""
         store = self._store.campaigns
         waiting = requested(store.events(record.id, "told"), store.decisions(record.id))
         found = [(each, judged(each.proposal, seen, self._planner)) for each in waiting]
@@ -194,7 +194,7 @@ class CampaignLoop:
         return "The campaign's days are over: the report says what was found by then."
 
     def _waits(self, record: CampaignRecord, last: DecisionRecord) -> str:
-        """The person's answer that the campaign waits for, in words; empty if it waits for none."""
+        """Say which answer the campaign waits for; empty if it waits for none. Ask the question if it was not asked yet."""
         goal = CampaignGoal.model_validate(record.goal)
         if last.action == "new_instrument":
             return self._waits_with(record, last)
@@ -212,7 +212,7 @@ class CampaignLoop:
         return self._waited(record, last, f"waits for a person's word on {last.action} {last.study_id}", _how(record))
 
     def _waits_with(self, record: CampaignRecord, last: DecisionRecord) -> str:
-        """The same for an instrument that an LLM wrote."""
+        """Do the same for an instrument that an LLM wrote."""
         making = Making.of(self._store.campaigns.events(record.id), last.seq)
         if not making.waits or making.outcome is None:
             return ""
@@ -222,7 +222,7 @@ class CampaignLoop:
         return self._waited(record, last, f"waits for a person's word on {name}", f"read it, then {_how(record)}")
 
     def _waited(self, record: CampaignRecord, last: DecisionRecord, said: str, how: str) -> str:
-        """Notify people of the open question, and return it in words; empty once it is answered."""
+        """Notify people of the open question and return its text, or nothing once it is answered."""
         if not waits_for_a_person(self._store, record):
             return ""
         self._notify(campaign_gate(record, last.seq, f"It {said}.", how))
@@ -232,7 +232,7 @@ class CampaignLoop:
         return self._store.studies.get(study_id).status.ended
 
     def _keeps_failing(self, record: CampaignRecord, decisions: list[DecisionRecord]) -> str:
-        """Why a person has to look: the last studies all failed, and nobody has resumed the campaign since; else empty."""
+        """Say that the last studies all failed and that nobody has resumed the campaign since; empty if that is not so."""
         told = self._store.campaigns.events(record.id, "status")
         since = max((event.at for event in told if event.detail.get("because") == RESUMED), default=0.0)
         studies = [self._store.studies.get(each.study_id) for each in decisions if each.study_id and each.at > since]

@@ -1,11 +1,11 @@
-"""A new instrument that a decision asks for: an LLM writes it, a person approves it, it joins. Recorded in the journal:
+"""A new instrument that a decision asks for: an LLM writes it, a person approves it, and it joins the campaign. Journal entries:
 
-    writing    a call of the LLM, kept as soon as it is answered
+    writing    an LLM call, recorded as soon as it is answered
     written    a sound instrument: its aim, folder, files and digest; it waits for a person's approval
-    unwritten  the attempt failed, and why; also after a person's approval, if the files are no longer those that were written
+    unwritten  the attempt failed, and why; also after an approval, if the files were changed after they were written
     joined     a person approved it: decisions see it from now on
 
-Each line is written once, so that a campaign killed at any instruction continues after the last of them.
+Each entry is written once, so a campaign that is killed at any instruction continues after the last one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _CHANGED = "are not those that a person approved: they were changed after they w
 
 
 class NotWritten(Exception):
-    """The attempt gave no instrument; the text says why."""
+    """The attempt produced no instrument; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewInstrument:
-    """An instrument that an LLM wrote and that passed its rehearsal. files: their texts by name."""
+    """An instrument that an LLM wrote and that passed its rehearsal. `files` has the files' texts, by name."""
 
     aim: Aim
     folder: str
@@ -43,33 +43,36 @@ class NewInstrument:
 
 
 class InstrumentWriter(Protocol):
-    """Has an LLM write instruments."""
+    """Makes an LLM write instruments."""
 
     def __call__(
         self, words: str, aims: Sequence[Aim], left: Left, kept: Sequence[LlmCall], keep: Callable[[LlmCall], None]
     ) -> Awaitable[NewInstrument]:
-        """Write an instrument that measures what these words ask for.
+        """Write an instrument that measures what `words` ask for.
 
-        Args: aims: on the campaign's instruments so far. left: of its budget. kept: answered calls of an interrupted attempt,
-            which are not repeated. keep: receives each new call.
+        Args:
+            aims: the goal on each of the campaign's instruments so far.
+            left: what is left of the campaign's budget.
+            kept: answered calls of an interrupted attempt, which are not repeated.
+            keep: receives each new call.
         Raises: NotWritten; StrategistAway if the LLM cannot be reached now.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """Progress of the instrument that one decision asks for."""
+    """Progress of the instrument that one decision asked for."""
 
     outcome: CampaignEvent | None
-    """`written` or `unwritten`."""
+    """The entry `written` or `unwritten`."""
     answer: CampaignEvent | None
     """A person's answer to `written`: `approved` or `vetoed`."""
     end: CampaignEvent | None
-    """`joined` or `unwritten`: the last line."""
+    """The last entry: `joined` or `unwritten`."""
 
     @classmethod
     def of(cls, events: Sequence[CampaignEvent], decision: int) -> Making:
-        """The progress recorded in the journal. events: the whole journal, oldest first."""
+        """Read the progress from the journal. `events` is the whole journal, oldest first."""
         own = [event for event in events if event.detail.get("decision") == decision]
         outcome = next((event for event in own if event.kind in (WRITTEN, UNWRITTEN)), None)
         answers = (event for event in own if event.kind in ("approved", "vetoed"))
@@ -86,7 +89,7 @@ class Making:
         return self.answer is not None and self.answer.kind == "approved"
 
     def text(self) -> str:
-        """What happened to the instrument, in a sentence or two; empty until it is written or fails."""
+        """Say what happened to the instrument, in a sentence or two; empty until it is written or fails."""
         if self.outcome is None:
             return ""
         said = self.outcome.detail
@@ -105,7 +108,7 @@ class Making:
 async def carry_on(
     store: Store, record: CampaignRecord, decision: DecisionRecord, writer: InstrumentWriter | None
 ) -> None:
-    """Do the next step: write the instrument, or let an approved one join. Raises: StrategistAway."""
+    """Take the next step: have the instrument written, or let an approved one join. Raises: StrategistAway."""
     events = store.campaigns.events(record.id)
     making = Making.of(events, decision.seq)
     if making.outcome is None:
@@ -117,9 +120,10 @@ async def carry_on(
 
 
 def _joined(made: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The journal line after an approval: `joined`, or `unwritten` if the files are no longer those that the person read.
+    """Return the journal entry that follows an approval: `joined`, or `unwritten` if the files are no longer those that the person
+    read.
 
-    made: detail of the line `written`.
+    `made` is the detail of the entry `written`.
     """
     if folder_digest(Path(made["folder"])) != made.get("code"):
         return UNWRITTEN, {"words": f"the files in {made['folder']} {_CHANGED}", "by": ""}
@@ -127,17 +131,20 @@ def _joined(made: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def check_approved(joined: Sequence[CampaignEvent], folder: InstrumentFolder) -> None:
-    """joined: lines of instruments that joined. Raises: PlanningRefused if the folder's code differs from the approved code."""
+    """Check that the folder's code is the approved code. `joined` are the journal entries of the instruments that joined.
+
+    Raises: PlanningRefused if it is not.
+    """
     for event in joined:
         own = event.detail["aim"]["instrument"] == folder.instrument.name
         if own and event.detail.get("code", folder.code) != folder.code:
             raise PlanningRefused(
-                f"the files in {folder.path} {_CHANGED}; the line `written` of the campaign's journal has the approved ones"
+                f"the files in {folder.path} {_CHANGED}; the entry `written` in the campaign's journal has the approved ones"
             )
 
 
 def code_of(files: Mapping[str, str]) -> str:
-    """Digest of an instrument's code from the texts of its files, equal to its folder's digest."""
+    """Return the digest of an instrument's code, from the texts of its files. It equals the digest of the instrument's folder."""
     return files_digest((name, text.encode()) for name, text in sorted(files.items()))
 
 
@@ -148,7 +155,7 @@ async def _written(
     events: Sequence[CampaignEvent],
     writer: InstrumentWriter | None,
 ) -> tuple[str, dict[str, Any]]:
-    """The journal line after an attempt to write: `written` or `unwritten`."""
+    """Have the instrument written. Return the journal entry about it: `written` or `unwritten`."""
     if writer is None:
         return UNWRITTEN, {"words": NO_LLM, "by": ""}
     own = [event for event in events if event.kind == WRITING and event.detail["decision"] == decision.seq]

@@ -1,4 +1,4 @@
-"""People's input to a running campaign: words, answers, requests, pause and stop; and whether it waits for a person."""
+"""People's input to a running campaign: messages, answers, study requests, pause and stop; and whether it waits for a person."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from researcher.store.store import Store
 
 ASKED, RESUMED = "asked", "resumed"
 Owning = Callable[[Store, str], AbstractContextManager[Store]]
-"""Own a campaign for a short write (`researcher.ownership.owned_now`). Raises: LeaseHeld."""
+"""Takes a campaign's lease for a short write (see `researcher.ownership.owned_now`). Raises: LeaseHeld."""
 _ANSWERS = {"approval": ("approved", "vetoed"), "words": ("told", "answered")}
-"""Journal lines that answer a question, by what it needs."""
+"""Kinds of journal entries that answer a question, by what the question needs."""
 
 
 def ask(store: Store, campaign_id: str, decision: DecisionRecord, needs: str) -> None:
-    """Record once that this decision waits for a person. needs: `approval` or `words`."""
+    """Record, once, that this decision waits for a person. `needs` is `approval` or `words`."""
     detail = {"decision": decision.seq, "needs": needs}
     if all(event.detail != detail for event in store.campaigns.events(campaign_id, ASKED)):
         store.campaigns.record(campaign_id, ASKED, detail)
 
 
 def open_question(events: Sequence[CampaignEvent]) -> CampaignEvent | None:
-    """The unanswered question in a journal; None without one. events: in order."""
+    """Return the unanswered question in a journal, or None. `events` are in order."""
     asked = next((event for event in reversed(events) if event.kind == ASKED), None)
     if asked is None:
         return None
@@ -42,15 +42,15 @@ def open_question(events: Sequence[CampaignEvent]) -> CampaignEvent | None:
 
 
 def waits_for_a_person(store: Store, record: CampaignRecord) -> bool:
-    """Whether the campaign waits for a person's answer."""
+    """Return whether the campaign waits for a person's answer."""
     return open_question(store.campaigns.events(record.id)) is not None
 
 
 def approve(store: Store, campaign_id: str, words: str, by: str, *, decision: int | None = None) -> int:
-    """Approve the study or instrument that waits; returns its decision's number.
+    """Approve the study or instrument that waits, and return its decision's number.
 
-    decision: the one that the person saw; None: the newest. Raises: WrongState when the campaign has decided again or ended,
-    or is not waiting for approval.
+    `decision` is the number of the decision that the person saw, by default the newest. Raises: WrongState when the campaign has
+    decided again or ended, or is not waiting for approval.
     """
     check_open(store, campaign_id, "approved")
 
@@ -66,10 +66,10 @@ def approve(store: Store, campaign_id: str, words: str, by: str, *, decision: in
 
 
 def tell(store: Store, campaign_id: str, words: str, by: str, *, leave: Sequence[str] | None = None) -> None:
-    """Record a person's words for the next decision.
+    """Record a person's message for the next decision.
 
-    leave: all factors to leave alone from now on; empty: none; None: as before. Raises: WrongState when the campaign has
-    ended; SpecRefused for a factor that none of its instruments has.
+    `leave` names all factors to leave alone from now on. An empty list lets all factors vary again; None changes nothing.
+    Raises: WrongState when the campaign has ended; SpecRefused for a factor that none of its instruments has.
     """
     check_open(store, campaign_id, "told anything")
     said: dict[str, Any] = {"words": words, "by": by}
@@ -80,7 +80,9 @@ def tell(store: Store, campaign_id: str, words: str, by: str, *, leave: Sequence
             if name not in known:
                 near = nearest(name, known)
                 hint = f"did you mean {near}?" if near else f"it varies {', '.join(known)}"
-                raise SpecRefused("leave", f"{name!r} is no factor of this campaign; {hint}", [near] if near else known)
+                raise SpecRefused(
+                    "leave", f"{name!r} is not a factor of this campaign; {hint}", [near] if near else known
+                )
         if set(leave) != set(left_alone(store.campaigns.events(campaign_id, "told"))):
             said["leave"] = list(leave)
     store.campaigns.record(campaign_id, "told", said)
@@ -92,27 +94,30 @@ def names_in(text: str) -> list[str]:
 
 
 def telling_text(store: Store, campaign_id: str, leave: Sequence[str] | None, instead: str) -> str:
-    """The words' effect on the next decision. leave: factors named with them. instead: advice if words have no effect."""
+    """Say what effect a message has on the next decision.
+
+    `leave` names the factors to leave alone, if the message changes that. `instead` is the advice to give if it has no effect.
+    """
     if leave:
         return f"from the next decision on {', '.join(leave)} {'stays as it is' if len(leave) == 1 else 'stay as they are'}"
     if leave is not None:
         return "from the next decision on every factor may vary again"
     if acts_on_words(store.campaigns.get(campaign_id), store.campaigns.decisions(campaign_id)):
         return "the next decision reads it"
-    return f"it will be quoted, and nothing else comes of it, because no LLM leads this campaign: {instead}"
+    return f"it will be quoted but has no other effect, because no LLM leads this campaign: {instead}"
 
 
 def acts_on_words(record: CampaignRecord, decisions: Sequence[DecisionRecord]) -> bool:
-    """Whether an LLM leads the campaign: the built-in strategist quotes people's words but does not act on them."""
+    """Return whether an LLM leads the campaign. The built-in strategist quotes people's words but does not act on them."""
     leads = [each.strategist for each in decisions if each.strategist not in (RULES, PERSON)]
     return bool((leads[-1] if leads else record.goal.get("strategist", "auto")) != "builtin")
 
 
 def request_study(store: Store, campaign_id: str, spec: Mapping[str, Any], words: str, by: str) -> None:
-    """Request a study. The next decision carries it out, as an exploration, or says what is wrong with it.
+    """Request a study. The next decision starts it, as an exploration, or says what is wrong with it.
 
-    spec: fields of a study file (`researcher.campaign.honesty.FIELDS`), and, if the campaign has several, its instrument.
-    Raises: SpecRefused; WrongState when the campaign has ended.
+    `spec` has fields of a study file (see `researcher.campaign.honesty.FIELDS`). It may also name one of the campaign's
+    instruments. Raises: SpecRefused; WrongState when the campaign has ended.
     """
     check_open(store, campaign_id, "asked for anything")
     joined = store.campaigns.events(campaign_id, JOINED)
@@ -121,9 +126,9 @@ def request_study(store: Store, campaign_id: str, spec: Mapping[str, Any], words
 
 
 def veto(store: Store, campaign_id: str, because: str, by: str, *, decision: int | None = None) -> DecisionRecord:
-    """Veto the study that waits or runs, which stops, or the instrument that waits; the next decision sees the reason.
+    """Veto the waiting or running study, which then stops, or the waiting instrument. The next decision sees the reason.
 
-    decision: as in `approve`. Raises: WrongState.
+    `decision` is as in `approve`. Raises: WrongState.
     """
     check_open(store, campaign_id, "vetoed")
     decisions = store.campaigns.decisions(campaign_id)
@@ -146,7 +151,7 @@ def veto(store: Store, campaign_id: str, because: str, by: str, *, decision: int
 
 
 def amend_budget(store: Store, campaign_id: str, limits: Mapping[str, float], because: str, by: str) -> str:
-    """Change limits of the budget, by their names in the goal; the next decision sees them. Returns the recorded text.
+    """Change limits of the budget, by their names in the goal. Return the recorded text. The next decision sees the new limits.
 
     Raises: WrongState when the campaign has ended.
     """
@@ -157,16 +162,19 @@ def amend_budget(store: Store, campaign_id: str, limits: Mapping[str, float], be
 
 
 def pause(store: Store, campaign_id: str) -> None:
-    """Request a pause; the campaign's study pauses too. Raises: WrongState when the campaign has ended."""
+    """Request a pause of the campaign and of its running study. Raises: WrongState when the campaign has ended."""
     check_open(store, campaign_id, "paused")
     store.campaigns.request(campaign_id, pause=True)
 
 
 def withdraw_requests(store: Store, campaign_id: str, owning: Owning) -> None:
-    """Withdraw a pause or a stop, so that whoever works on it continues. Raises: WrongState when it is done; LeaseHeld."""
+    """Withdraw a requested pause or stop, so that the campaign can continue.
+
+    Raises: WrongState when the campaign is done; LeaseHeld.
+    """
     record = store.campaigns.get(campaign_id)
     if record.status is CampaignStatus.DONE:
-        raise WrongState(f"{campaign_id} is done; there is nothing to go on with")
+        raise WrongState(f"{campaign_id} is done; there is nothing to continue")
     store.campaigns.request(campaign_id, stop=False, pause=False)
     if record.status.ended:
         with owning(store, campaign_id) as own:
@@ -174,7 +182,7 @@ def withdraw_requests(store: Store, campaign_id: str, owning: Owning) -> None:
 
 
 def stop(store: Store, campaign_id: str, reports: Path, owning: Owning) -> str:
-    """Ask its worker to stop, or stop it here if it has none. Returns what was done."""
+    """Ask the campaign's worker to stop, or stop the campaign here if it has none. Return what was done."""
     store.campaigns.request(campaign_id, stop=True)
     try:
         with owning(store, campaign_id) as own:
@@ -187,7 +195,7 @@ def stop(store: Store, campaign_id: str, reports: Path, owning: Owning) -> str:
 
 
 def check_open(store: Store, campaign_id: str, done: str) -> None:
-    """done: the refused action as a participle, such as `amended`. Raises: WrongState if the campaign has ended."""
+    """Raise WrongState if the campaign has ended. `done` is the refused action as a participle, such as `amended`."""
     status = store.campaigns.get(campaign_id).status
     if status.ended:
-        raise WrongState(f"{campaign_id} is {status}; it cannot be {done} any more")
+        raise WrongState(f"{campaign_id} is {status}; it can no longer be {done}")

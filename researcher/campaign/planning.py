@@ -1,4 +1,4 @@
-"""Plans of a campaign's studies, each on its instrument, using the durations of earlier trials on this machine."""
+"""Plans a campaign's studies, each on its instrument, using the durations of earlier trials on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from researcher.study.plan import ALPHA, Plan
 from researcher.study.spec import StudySpec
 
 _LIMITS = {"wall": 300, "trials": 1, "tokens": 1000}
-"""Limits of a budget that trials spend, with the unit to which each is rounded up."""
+"""Budget limits that trials count against, with the unit to which each is rounded up."""
 _MOST_DOUBLINGS = 6
 _CLOSE = 1.1
 """A suggested budget may exceed the smallest sufficient one by at most this factor."""
@@ -33,8 +33,10 @@ _CLOSE = 1.1
 class InstrumentPlanner:
     """Plans studies on one instrument.
 
-    store: None before there is a database. check: draws tasks of a plan's arms, and returns the plan fitted to the available
-    ones. count_heldout: counts the instrument's held-out tasks, up to a number. Both raise PlanningRefused.
+    Attributes:
+        store: None if there is no database yet.
+        check: draws tasks for a plan's arms, and returns the plan fitted to the tasks there are. Raises: PlanningRefused.
+        count_heldout: counts the instrument's held-out tasks, up to a given number. Raises: PlanningRefused.
     """
 
     store: Store | None
@@ -46,7 +48,7 @@ class InstrumentPlanner:
     def plan(
         self, spec: StudySpec, *, role: Role, alpha: float | None, expects: float | None = None
     ) -> tuple[Plan, Price]:
-        """Raises: PlanningRefused."""
+        """Plan a study, and price it; see `StudyPlanner`. Raises: PlanningRefused."""
         servers, on_echo = max(1, len(self.options.servers)), self.options.engine == "echo"
         store = self.store
         known = [] if store is None else [each for each in store.findings.all() if ("echo" in each.models) == on_echo]
@@ -69,21 +71,23 @@ class InstrumentPlanner:
 
     @cached_property
     def _heldout(self) -> tuple[int, int]:
-        """Numbers of held-out tasks for explorations and for confirmations, which share none. Raises: PlanningRefused."""
+        """Number of held-out tasks for explorations, and for confirmations; they share no tasks. Raises: PlanningRefused."""
         wanted = self.folder.instrument.defaults.heldout_tasks
         return split_heldout(self.count_heldout(2 * wanted), wanted)
 
 
 @dataclass(frozen=True)
 class CampaignPlanner:
-    """Plans each study on its instrument. opened: returns the planner of an instrument by name, or raises PlanningRefused;
-    it is called once per instrument."""
+    """Plans each study on its instrument.
+
+    `opened` returns the planner of an instrument by its name, or raises PlanningRefused. It is called once per instrument.
+    """
 
     opened: Callable[[str], InstrumentPlanner]
     _known: dict[str, InstrumentPlanner] = field(default_factory=dict)
 
     def on(self, instrument: str) -> InstrumentPlanner:
-        """Raises: PlanningRefused."""
+        """Return the planner of an instrument. Raises: PlanningRefused."""
         if instrument not in self._known:
             self._known[instrument] = self.opened(instrument)
         return self._known[instrument]
@@ -91,17 +95,17 @@ class CampaignPlanner:
     def plan(
         self, spec: StudySpec, *, role: Role, alpha: float | None, expects: float | None = None
     ) -> tuple[Plan, Price]:
-        """Raises: PlanningRefused."""
+        """Plan a study, and price it; see `StudyPlanner`. Raises: PlanningRefused."""
         return self.on(spec.instrument).plan(spec, role=role, alpha=alpha, expects=expects)
 
 
 async def first_step(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner) -> Decided:
-    """The first decision of a campaign without an LLM. Raises: BudgetTooSmall if the budget pays for no study."""
+    """Make a campaign's first decision, without an LLM. Raises: BudgetTooSmall if the budget does not pay for any study."""
     decided = await _begun(goal, aims, planner)
     if not _is_study(decided):
         refused = dict.fromkeys(each.problems[0] for each in decided.judgements if each.problems)
         why = await _enough(goal, aims, planner) or "; ".join(refused)
-        raise BudgetTooSmall("budget", f"it pays for no first study, which may take a quarter of it: {why}")
+        raise BudgetTooSmall("budget", f"too small for a first study, which may take a quarter of it: {why}")
     return decided
 
 
@@ -114,7 +118,10 @@ def _is_study(decided: Decided) -> bool:
 
 
 async def _enough(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner) -> str:
-    """A budget that pays for a first study, in words; empty if none does. Increases only one limit if that is enough."""
+    """Find a budget that pays for a first study, and return it in words; empty if none does.
+
+    Increase only one limit if that is enough.
+    """
     given = [name for name in _LIMITS if getattr(goal.budget, name) is not None]
     for names in [*([name] for name in given), given]:
 
@@ -123,14 +130,14 @@ async def _enough(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner
 
         if await pays(2.0**_MOST_DOUBLINGS):
             limits = _richer(goal, names, await _least(pays)).budget
-            return f"{_limits_text(limits, names)} would do, or fewer factors"
+            return f"{_limits_text(limits, names)} would be enough, or use fewer factors"
     return ""
 
 
 async def _least(pays: Callable[[float], Awaitable[bool]]) -> float:
-    """Smallest sufficient factor on the budget, within 10 %.
+    """Find the smallest factor by which to multiply the budget, within 10 %.
 
-    Doublings come first, because each test takes a whole decision; the largest is known to suffice.
+    Try doublings first, because each test takes a whole decision. The largest is known to be enough.
     """
     low, high = 0, _MOST_DOUBLINGS
     while high > low + 1:
@@ -144,7 +151,7 @@ async def _least(pays: Callable[[float], Awaitable[bool]]) -> float:
 
 
 def _richer(goal: CampaignGoal, names: Sequence[str], factor: float) -> CampaignGoal:
-    """The goal with these limits multiplied by `factor`, in round numbers."""
+    """Return the goal with these limits multiplied by `factor`, in round numbers."""
     limits = {
         name: math.ceil(getattr(goal.budget, name) * factor / step) * step
         for name, step in _LIMITS.items()
@@ -154,6 +161,6 @@ def _richer(goal: CampaignGoal, names: Sequence[str], factor: float) -> Campaign
 
 
 def _limits_text(budget: CampaignBudget, names: Sequence[str]) -> str:
-    """The limits in words: `wall 145m and trials 40`."""
+    """Write the limits in words: `wall 145m and trials 40`."""
     written = budget.model_dump(mode="json")
     return " and ".join(f"{name} {written[name]}" for name in names)

@@ -1,4 +1,4 @@
-"""A strategist's proposals, their judgement by code, and their ranking."""
+"""A strategist's proposals, how code judges them, and how they are ranked."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from researcher.study.plan import Plan
 
 _Text = Annotated[str, Field(min_length=1, max_length=4000)]
 PRIOR_MARGINS = 2.0
-"""Standard deviation of an effect that was never measured, in margins."""
+"""Standard deviation that is assumed for an effect that was never measured, in margins."""
 
 
 class NewHypothesis(StrictModel):
-    """A hypothesis as it is registered. kill_if: the result that would end it."""
+    """A hypothesis to register. `kill_if` is the result that would end it."""
 
     claim: _Text
     prediction: _Text
@@ -33,11 +33,14 @@ class NewHypothesis(StrictModel):
 class Proposal(StrictModel):
     """One possible next step.
 
-    instrument: of the campaign's, by name; None: the first. spec: fields of a study file that say what is compared
-    (`compare` or `arms`, `design`, `set`, `steps`, `seeds`); code sets goal, instrument, metric, margin, first seed and
-    budget. hypothesis: the id of an open one, or a new one; needed by actions that carry out a study. if_true, if_false:
-    the next step in each case. rests_on: ids of studies of this campaign. words: the question of `ask`, the answer of
-    `conclude`, the brief of `new_instrument`.
+    Attributes:
+        instrument: name of one of the campaign's instruments. None means the first.
+        spec: fields of a study file that say what is compared (`compare` or `arms`, `design`, `set`, `steps`, `seeds`). Code sets
+            goal, instrument, metric, margin, first seed and budget.
+        hypothesis: the id of an open hypothesis, or a new one. Every action that runs a study needs one.
+        if_true, if_false: the next step in each case.
+        rests_on: ids of studies of this campaign.
+        words: the question of `ask`, the answer of `conclude`, or the brief of `new_instrument`.
     """
 
     action: Action
@@ -50,7 +53,7 @@ class Proposal(StrictModel):
     rests_on: tuple[str, ...] = ()
     words: str = ""
     expects: Annotated[float | None, Field(gt=0)] = None
-    """For a confirmation: effect for which its seeds are counted, in the metric's unit. Least and default: 1.5 margins."""
+    """For a confirmation: the effect that its seeds should detect, in the metric's unit. Minimum and default: 1.5 margins."""
     drops: dict[str, str] = {}
     """Open hypotheses to give up with this step, and why."""
 
@@ -58,8 +61,10 @@ class Proposal(StrictModel):
 class Judged(StrictModel):
     """A proposal with its plan and price, or with its problems.
 
-    bits: expected information; cost_s: expected seconds of trials. Higher `rank` is better: bits per hour.
-    baseline: `default`, `incumbent` or `other`, where the study has one.
+    Attributes:
+        cost_s: expected seconds of trials.
+        bits: expected information.
+        baseline: for a confirmation, `default`, `incumbent` or `other`; else empty.
     """
 
     proposal: Proposal
@@ -74,25 +79,25 @@ class Judged(StrictModel):
     bits: float = 0.0
     baseline: str = ""
     asked: int | None = None
-    """Journal line in which a person requested it; None if a strategist proposed it."""
+    """Number of the journal entry in which a person requested it; None if a strategist proposed it."""
 
     @property
     def rank(self) -> float:
-        """Bits per hour of trials."""
+        """Expected bits per hour of trials. Higher is better."""
         return self.bits / max(self.cost_s, 1.0) * 3600
 
     def row(self) -> dict[str, Any]:
-        """The row that is stored with the decision."""
+        """Return the row that is stored with the decision."""
         said = self.model_dump(mode="json", exclude={"plan"})
         return {**said, "rank": round(self.rank, 6)}
 
 
 def information(plan: Plan, view: View) -> float:
-    """Expected information of a plan in bits: the sum over its hypotheses of log2(1 + (tau / SE)^2) / 2, where tau is the
-    standard deviation of the belief about the effect, and SE the standard error of its estimate at the plan's least seeds.
+    """Return the expected information of a plan, in bits.
 
-    The belief about an effect that was never measured on this instrument is 0 ± two margins; otherwise it follows from the
-    trials.
+    It is the sum over the plan's hypotheses of log2(1 + (tau / SE)^2) / 2. Here tau is the standard deviation of the belief about
+    the effect, and SE the standard error of its estimate with the minimum number of seeds. An effect that was never measured on
+    this instrument is believed to be 0 ± two margins; otherwise the belief follows from the trials.
     """
     sigma, bits = view.sigma, 0.0
     measured = view.measured()
@@ -109,7 +114,7 @@ def information(plan: Plan, view: View) -> float:
 
 
 def _believed(counts: list[int], view: View) -> float:
-    """Standard deviation of the believed effect between two sides with these numbers of finished trials."""
+    """Return the standard deviation of the belief about the effect between two sides with these numbers of finished trials."""
     prior = PRIOR_MARGINS * view.aim.margin
     if not all(counts):
         return prior

@@ -1,4 +1,4 @@
-"""From the records to a decision's input, and back: the same records give the same `Seen`, at any later time."""
+"""Builds a decision's input from the records. The same records give the same `Seen`, at any later time."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 WRITING, UNWRITTEN = "writing", "unwritten"
-"""Journal lines: an LLM was asked to write an instrument; the attempt failed (`researcher.campaign.new_instrument`)."""
+"""Kinds of journal entries: an LLM call to write an instrument, and a failed attempt (see `researcher.campaign.new_instrument`)."""
 _WORDS = ("told", "vetoed", "amended", "answered", UNWRITTEN)
 UNDECIDED = "undecided"
-"""Journal line: the strategist was asked but gave no decision."""
+"""Kind of journal entry: the strategist was asked but gave no decision."""
 JOINED = "joined"
-"""Journal line: a further instrument belongs to the campaign from the next decision on."""
+"""Kind of journal entry: a further instrument belongs to the campaign from the next decision on."""
 
 
 def observe(store: Store, campaign_id: str, seq: int | None = None, *, heard: int | None = None) -> Seen:
-    """Input of the next decision, or of the decision `seq`.
+    """Build the input of the next decision, or of decision `seq`. All earlier studies must have ended.
 
-    heard: last journal line that the decision read; None: the whole journal. All earlier studies must have ended.
+    `heard` is the number of the last journal entry that the decision read. None means the whole journal.
     """
     record = store.campaigns.get(campaign_id)
     decisions = [each for each in store.campaigns.decisions(campaign_id) if seq is None or each.seq < seq]
@@ -54,7 +54,10 @@ def seen_of(
     events: Sequence[CampaignEvent],
     decisions: Sequence[DecisionRecord],
 ) -> Seen:
-    """Pure. events: people's words, LLM calls without a result, and instruments that joined."""
+    """Build the input of a decision. Pure.
+
+    `events` are the journal entries with people's words, LLM calls without a result, and instruments that joined.
+    """
     goal = CampaignGoal.model_validate(record.goal)
     aim, *others = (each.leaving(left_alone(events)) for each in aims_on_record(record, events))
     fates = fates_of(hypotheses, studies)
@@ -83,7 +86,7 @@ def seen_of(
 
 
 def before_all(goal: CampaignGoal, aims: Sequence[Aim]) -> Seen:
-    """Input of the first decision of a campaign with this goal."""
+    """Build the input of the first decision of a campaign with this goal."""
     left, (aim, *others) = left_of(limits_of(goal, ()), (), ()), aims
     return Seen(
         campaign="", seq=1, goal=goal.goal, aim=aim, others=tuple(others), hypotheses=(), studies=(), left=left, said=()
@@ -91,12 +94,15 @@ def before_all(goal: CampaignGoal, aims: Sequence[Aim]) -> Seen:
 
 
 def joining(aim: Aim, folder: str | None) -> dict[str, Any]:
-    """The journal line of a further instrument. folder: of its files; None: part of the repository."""
+    """Return the detail of the journal entry for a further instrument.
+
+    `folder` has its files. None means that it is part of the repository.
+    """
     return {"aim": aim.model_dump(mode="json"), "folder": folder}
 
 
 def aims_on_record(record: CampaignRecord, events: Sequence[CampaignEvent]) -> list[Aim]:
-    """The goal in the terms of each of the campaign's instruments, the first one first."""
+    """Return the goal in the terms of each of the campaign's instruments, starting with the first one."""
     joined = [event.detail["aim"] for event in events if event.kind == JOINED]
     found: dict[str, Aim] = {}
     for aim in map(Aim.model_validate, (record.aim, *joined)):
@@ -105,13 +111,13 @@ def aims_on_record(record: CampaignRecord, events: Sequence[CampaignEvent]) -> l
 
 
 def left_alone(events: Sequence[CampaignEvent]) -> list[str]:
-    """The factors that people want left alone: those of the newest message with `leave`, which may be none."""
+    """Return the factors that people want left alone: those in the newest message with `leave`, which may name none."""
     named = [event.detail["leave"] for event in events if event.kind == "told" and "leave" in event.detail]
     return named[-1] if named else []
 
 
 def folders_of(record: CampaignRecord, events: Sequence[CampaignEvent]) -> dict[str, str | None]:
-    """Folder of each instrument's files, by name; None: part of the repository."""
+    """Return the folder of each instrument, by name. None means that the instrument is part of the repository."""
     found: dict[str, str | None] = {str(record.aim["instrument"]): record.options.instrument}
     return found | {
         event.detail["aim"]["instrument"]: event.detail["folder"] for event in events if event.kind == JOINED
@@ -119,7 +125,7 @@ def folders_of(record: CampaignRecord, events: Sequence[CampaignEvent]) -> dict[
 
 
 def limits_of(goal: CampaignGoal, events: Sequence[CampaignEvent]) -> dict[str, float | None]:
-    """The budget's limits, with people's amendments."""
+    """Return the budget's limits, including people's amendments."""
     found: dict[str, float | None] = goal.budget.model_dump()
     found |= {name: getattr(goal.budget, name) for name in found}  # as numbers: a dump writes durations as text (`2h`)
     for event in events:
@@ -129,8 +135,10 @@ def limits_of(goal: CampaignGoal, events: Sequence[CampaignEvent]) -> dict[str, 
 
 
 def calls_of(decisions: Sequence[DecisionRecord], events: Sequence[CampaignEvent]) -> list[dict[str, Any]]:
-    """Every call of the strategist's LLM once, including calls that wrote instruments. A postponed decision keeps the calls
-    of its first attempts."""
+    """Return every call of the strategist's LLM once, including calls that wrote instruments.
+
+    Calls of a postponed decision may be recorded twice: in the journal, and with the decision that was made later.
+    """
     found = [call for each in decisions for call in each.llm_calls]
     for event in events:
         if event.kind in (UNDECIDED, WRITING):
@@ -141,7 +149,7 @@ def calls_of(decisions: Sequence[DecisionRecord], events: Sequence[CampaignEvent
 def left_of(
     limits: Mapping[str, float | None], studies: Sequence[StudySeen], asked: Sequence[Mapping[str, Any]]
 ) -> Left:
-    """Budget left after these studies and calls of the strategist's LLM. asked: the calls."""
+    """Return the budget left after these studies and `asked`, the calls of the strategist's LLM."""
     spent = {
         "wall": sum(study.wall_s for study in studies),
         "trials": float(sum(study.trials for study in studies)),
@@ -171,7 +179,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def fates_of(hypotheses: Sequence[HypothesisRecord], studies: Sequence[StudySeen]) -> dict[str, tuple[Fate, str]]:
-    """Status of each tested hypothesis, with the study that caused it; the last study counts."""
+    """Return the status of each tested hypothesis, with the reason. The last study that tested it counts."""
     dropped = {each.id for each in hypotheses if each.status == "dropped"}
     found: dict[str, tuple[Fate, str]] = {}
     for study in studies:
@@ -192,7 +200,7 @@ def _fate(study: StudySeen) -> tuple[Fate, str]:
 
 
 def _study(store: Store, aims: Sequence[Aim], decision: DecisionRecord) -> StudySeen:
-    """The row of a study that has ended. aims: the first instrument's first."""
+    """Build the row of a study that has ended. `aims` starts with the aim on the first instrument."""
     assert decision.study_id is not None
     study = store.studies.get(decision.study_id)
     plan = Plan.model_validate_json(decision.plan or "") if study.plan_version is None else store.plans.get(study.id)
@@ -214,7 +222,7 @@ def _study(store: Store, aims: Sequence[Aim], decision: DecisionRecord) -> Study
 
 
 def _said(event: CampaignEvent, first: Aim) -> Said:
-    """A person's message as data. first: the aim on the campaign's first instrument."""
+    """Return a person's message as data. `first` is the aim on the campaign's first instrument."""
     detail: dict[str, Any] = event.detail
     words = detail.get("words", "")
     if (leave := detail.get("leave")) is not None:

@@ -1,6 +1,6 @@
 """A campaign's report: the answer, the best configuration, every hypothesis, every decision, and what it cost.
 
-It depends on the records alone, so that `verify` can render it again and compare.
+It depends only on the records, so that `verify` can render it again and compare.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from researcher.study.plan import Verdict
 
 _MAKING = (WRITTEN, UNWRITTEN, "approved", "vetoed", JOINED)
 REPORT = "report"
-"""Event with the digests of the files written last."""
+"""Kind of the journal entry with the digests of the written files."""
 HELD_OUT = "held_out"
-"""Field of that event: whether the answer says how confirmed arms do on held-out tasks. Reports of earlier versions do not."""
+"""Field of that entry: whether the answer says how confirmed arms do on held-out tasks. Reports of earlier versions do not."""
 _SCORES: Mapping[MetricKind, str] = {"heldout_accuracy": "accuracy", "heldout_reward": "reward"}
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A hypothesis in the tree. depth: levels below a root; fate, because: its status and the reason."""
+    """A hypothesis in the tree. `depth` is its number of levels below a root; `fate` and `because` are its status and the reason."""
 
     hypothesis: HypothesisRecord
     depth: int
@@ -55,9 +55,12 @@ class Branch:
 class Step:
     """A decision in the report.
 
-    study: what its study has found so far; None if it began none. aim: on that study's instrument, else on the first. on: that
-    instrument's name if the campaign has several and the decision begins a study; else empty. made: progress of the instrument
-    that it asks for; empty if it asks for none.
+    Attributes:
+        study: what its study has found so far; None if it started none.
+        aim: the aim on that study's instrument, or on the first instrument if there is no study.
+        on: name of the study's instrument if the campaign has several; empty otherwise, or if there is no study.
+        made: progress of the instrument that the decision asks for; empty if it asks for none.
+        offers: the judged proposals, the chosen one first.
     """
 
     decision: DecisionRecord
@@ -70,8 +73,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best configuration on an instrument. on: its name if the campaign has several, else empty. rest: all other
-    settings."""
+    """The best configuration on an instrument. `on` is the instrument's name if the campaign has several, else empty. `rest`
+    describes all other settings."""
 
     on: str
     words: str
@@ -109,7 +112,7 @@ def campaign_page(
     reason: str | None = None,
     held_out: bool = True,
 ) -> CampaignPage:
-    """All data of the report. status, reason: given if they are about to be recorded. held_out: see `HELD_OUT`."""
+    """Collect all data of the report. Give `status` and `reason` if they are about to be recorded. For `held_out` see `HELD_OUT`."""
     record = store.campaigns.get(campaign_id)
     decisions, seen = store.campaigns.decisions(campaign_id), observe(store, campaign_id)
     hypotheses = store.campaigns.hypotheses(campaign_id)
@@ -142,7 +145,7 @@ def write_campaign_report(
     status: CampaignStatus | None = None,
     reason: str | None = None,
 ) -> Path:
-    """Write report.md and report.html over earlier ones, and record their digests; returns their folder."""
+    """Write report.md and report.html over earlier ones, record their digests, and return their folder."""
     folder = reports / campaign_id
     folder.mkdir(parents=True, exist_ok=True)
     files = rendered(campaign_page(store, campaign_id, status=status, reason=reason))
@@ -157,7 +160,7 @@ def write_campaign_report(
 
 
 def rendered(page: CampaignPage) -> dict[str, str]:
-    """The report's texts, by file name."""
+    """Render the report's texts, by file name."""
     words: dict[str, Any] = {"page": page, "short": short, "effect": effect_text, "levels": words_of}
     return {
         "report.md": tidy(markdown_templates().get_template("campaign.md.jinja").render(**words)),
@@ -168,7 +171,7 @@ def rendered(page: CampaignPage) -> dict[str, str]:
 def _answer(
     seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignStatus, held_out: Mapping[str, str]
 ) -> list[str]:
-    """The answer for each instrument, in a few plain sentences. held_out: a sentence by study."""
+    """Write the answer for each instrument, in a few plain sentences. `held_out` has a sentence about held-out tasks by study."""
     found: list[str] = []
     for view in seen.views:
         first, *others = _found(view, held_out)
@@ -182,7 +185,7 @@ def _answer(
 
 
 def _found(view: View, held_out: Mapping[str, str]) -> list[str]:
-    """The confirmed results on one instrument."""
+    """Describe the confirmed results on one instrument."""
     tested = [study for study in view.studies if study.confirms and StudyStatus(study.status).ended]
     if (best := view.confirmed) is not None:
         return [
@@ -200,8 +203,8 @@ def _found(view: View, held_out: Mapping[str, str]) -> list[str]:
 
 
 def _on_held_out(store: Store, seen: Seen) -> dict[str, str]:
-    """How the arms of each instrument's last claim do on held-out tasks, by study; empty for claims about other things than
-    training."""
+    """Say, by study, how the arms of each instrument's last claim do on held-out tasks. Claims whose metric is not measured in
+    training are left out."""
     found: dict[str, str] = {}
     for view in seen.views:
         if (study := view.confirmed) is None:
@@ -217,10 +220,10 @@ def _on_held_out(store: Store, seen: Seen) -> dict[str, str]:
 
 
 def held_out_text(metric: Metric, arms: Mapping[str, Sequence[Series]]) -> str:
-    """The mean score of each arm on held-out tasks after training, as a sentence: accuracy if successes were recorded, else
-    reward. Empty without either, and if the metric itself is not measured on training.
+    """Write, as a sentence, the mean score of each arm on held-out tasks after training: accuracy if successes were recorded, else
+    reward. Empty if neither was recorded, or if the metric itself is not measured in training.
 
-    metric: the claim's. arms: series of finished trials, by arm, the treatment first.
+    `metric` is the claim's. `arms` has the series of finished trials, by arm, the treatment first.
     """
     if not metric.on_training or not all(arms.values()):
         return ""
@@ -240,7 +243,7 @@ def held_out_text(metric: Metric, arms: Mapping[str, Sequence[Series]]) -> str:
 
 
 def _held(seen: Seen) -> list[str]:
-    """For each setting confirmed as the best on one instrument: whether it held on the others."""
+    """Say, for each setting that was confirmed as the best on one instrument, whether it held on the others."""
     if not seen.others:
         return []
     found, told = list[str](), set[str]()
@@ -254,7 +257,7 @@ def _held(seen: Seen) -> list[str]:
 
 
 def _held_on(view: View, own: Aim, levels: Mapping[str, Scalar]) -> str:
-    """Whether a setting confirmed elsewhere held on this instrument. levels: of `own`, where they differ from its defaults."""
+    """Say whether a setting confirmed elsewhere held on this instrument. `levels` are those that differ from `own`'s defaults."""
     if not view.can_set(levels):
         return f"cannot be set on {view.instrument}"
     wanted = changed(view.aim, levels)
@@ -272,7 +275,7 @@ def _held_on(view: View, own: Aim, levels: Mapping[str, Scalar]) -> str:
 
 
 def _why(study: StudySeen) -> str:
-    """Why a confirmation supports no claim."""
+    """Say why a confirmation supports no claim."""
     apart = study.verdict is Verdict.SUPPORTED and not study.unfit
     return "compared with neither the default nor the best so far" if apart else study.unfit or study.reason
 
@@ -286,7 +289,7 @@ def _rest(aim: Aim) -> str:
 
 
 def effect_text(effect: EffectSeen, aim: Aim) -> str:
-    """An effect as a sentence without its full stop."""
+    """Write an effect as a sentence without its full stop."""
     way = "rises" if effect.diff > 0 else "falls"
     moves = f"{way} by {short(abs(effect.diff))}" if effect.diff else "does not change"
     level = f"{100 * effect.level:.4g} %"
@@ -301,12 +304,12 @@ def _upper(text: str) -> str:
 
 
 def short(value: float | None) -> str:
-    """A number with three significant digits; a dash for None."""
+    """Format a number with three significant digits, or None as a dash."""
     return "–" if value is None else f"{value:.3g}"
 
 
 def _tree(hypotheses: Sequence[HypothesisRecord], seen: Seen) -> list[Branch]:
-    """The hypotheses as a tree, each below its parent."""
+    """Arrange the hypotheses as a tree, each below its parent."""
     fates = fates_of(hypotheses, seen.studies)
     below: dict[str | None, list[HypothesisRecord]] = {}
     for each in hypotheses:
@@ -332,12 +335,12 @@ def _step(decision: DecisionRecord, study: StudySeen | None, seen: Seen, events:
 
 
 def _offers(decision: DecisionRecord) -> list[dict[str, Any]]:
-    """The proposals, highest rank first."""
+    """Return the proposals, the chosen one first and then by rank, highest first."""
     return sorted(decision.proposals, key=lambda each: (not each["chosen"], -each["rank"]))
 
 
 def _unknown(seen: Seen) -> list[str]:
-    """The campaign's open questions."""
+    """List the campaign's open questions."""
     found = [line for view in seen.views for line in _not_tried(view)]
     unfit = [f"{study.study} ({study.unfit})" for study in seen.studies if study.unfit]
     found += [f"Results that support no claim: {'; '.join(unfit)}."] if unfit else []
@@ -349,7 +352,7 @@ def _unknown(seen: Seen) -> list[str]:
 
 
 def _not_tried(view: View) -> list[str]:
-    """Factors and levels that were never tried on one instrument."""
+    """List the factors and levels that were never tried on one instrument."""
     varied = {name for study in view.studies for arm in study.arms for name in arm.levels}
     idle = [factor.name for factor in view.aim.factors if factor.name not in varied]
     partly = [

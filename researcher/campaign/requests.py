@@ -1,4 +1,5 @@
-"""Studies that people request. They explore, like every study proposed after seeing data, and go before the strategist's."""
+"""Studies that people request. They are explorations, like every study proposed after seeing data, and come before the
+strategist's proposals."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from researcher.refusals import Refusals, SpecRefused
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A study request, with its journal line."""
+    """A study request, with the number of its journal entry."""
 
     line: int
     proposal: Proposal
 
 
 def check_request(aims: Sequence[Aim], spec: Mapping[str, Any]) -> None:
-    """Check a request's fields. Its instrument checks the rest at planning. aims: of the campaign, the first one first.
+    """Check a request's fields. Planning checks the rest. `aims` are the campaign's, starting with the first instrument's.
 
     Raises: SpecRefused, naming every wrong field.
     """
@@ -42,7 +43,7 @@ def _apart(spec: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
 
 
 def requested(events: Sequence[CampaignEvent], decisions: Sequence[DecisionRecord]) -> list[Requested]:
-    """Requests that no decision has carried out or refused yet, oldest first."""
+    """Return the requests that no decision has carried out or refused yet, oldest first."""
     answered = {
         offer["asked"]
         for decision in decisions
@@ -66,7 +67,7 @@ def _proposal(event: CampaignEvent) -> Proposal:
         spec=spec,
         hypothesis=NewHypothesis(
             claim=words[:4000],
-            prediction="A difference of the margin or more, as whoever asked for it expects.",
+            prediction="A difference of the margin or more, as the person who asked for it expects.",
             kill_if="No difference stands out from the noise between seeds.",
         ),
     )

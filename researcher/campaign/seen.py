@@ -1,6 +1,6 @@
 """A decision's input: every study so far as a row, the budget left, and people's words.
 
-Pure data, derived from records alone, so that `verify` can derive it again and compare digests.
+Pure data, derived only from records, so that `verify` can derive it again and compare digests.
 """
 
 from __future__ import annotations
@@ -27,8 +27,14 @@ Levels = Mapping[str, Scalar]
 
 
 class ArmSeen(StrictModel):
-    """An arm of a study. levels: of the aim's factors, where they differ from the default. mean, sd: over finished trials.
-    misleads: it looks better in training but is worse on held-out tasks (the sentinel `worse_on_heldout`)."""
+    """An arm of a study.
+
+    Attributes:
+        levels: levels of the aim's factors that differ from the default.
+        n: number of finished trials that have the metric.
+        mean, sd: mean and standard deviation of the metric over those trials.
+        misleads: whether it looks better in training but is worse on held-out tasks (the sentinel `worse_on_heldout`).
+    """
 
     name: str
     levels: dict[str, Scalar]
@@ -40,7 +46,10 @@ class ArmSeen(StrictModel):
 
 
 class EffectSeen(StrictModel):
-    """Treatment minus baseline. factor: varied by a screen; empty for arms that set several. verdict: None in explorations."""
+    """The effect of a treatment: treatment minus baseline.
+
+    `factor` is the factor that the arms differ in; empty for arms that set several. `verdict` is None in explorations.
+    """
 
     statement: str
     factor: str
@@ -52,11 +61,11 @@ class EffectSeen(StrictModel):
     level: float
     verdict: Verdict | None
     misleads: Annotated[bool, Field(exclude_if=lambda misleads: not misleads)] = False
-    """Whether held-out tasks say the opposite."""
+    """Whether held-out tasks show the opposite."""
 
 
 class StudySeen(StrictModel):
-    """A study that has ended. unfit: why it cannot support a claim; empty if nothing speaks against it."""
+    """A study that has ended. `unfit` says why it cannot support a claim; empty if nothing speaks against it."""
 
     seq: int
     study: str
@@ -67,7 +76,7 @@ class StudySeen(StrictModel):
     reason: str
     """For a confirmation: the reason for its verdict, or for having none; else empty."""
     design: Literal["screen", "levels", "compare"]
-    """screen: main effects of crossed factors; levels: arms side by side without a verdict; compare: any that tests."""
+    """`screen`: main effects of crossed factors. `levels`: arms side by side, without a verdict. `compare`: any design that tests."""
     planned: tuple[dict[str, Scalar], ...]
     """Levels of every arm of its plan, the baseline first, including arms that never ran."""
     arms: tuple[ArmSeen, ...]
@@ -77,8 +86,8 @@ class StudySeen(StrictModel):
     """The first sentinel that fired for each hypothesis with unsound trials."""
     unfit: str
     apart: bool
-    """Its trials differ from the campaign's usual ones in more than the arms' levels (other settings, lengths or factors), so
-    its measurements belong to no setting of the goal's factors."""
+    """Whether its trials differ from the campaign's usual ones in more than the arms' levels (other settings, lengths or factors).
+    Its measurements then belong to no setting of the goal's factors."""
     baseline: str
     """For a confirmation: `default`, `incumbent` or `other`."""
     trials: int
@@ -87,7 +96,7 @@ class StudySeen(StrictModel):
     last_seed: int
     alpha: float | None
     instrument: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
-    """Name of its instrument; empty: the campaign's first."""
+    """Name of its instrument; empty for the campaign's first."""
 
     @property
     def confirms(self) -> bool:
@@ -101,7 +110,7 @@ class StudySeen(StrictModel):
 
     @property
     def supports(self) -> bool:
-        """Whether a campaign may claim the result: confirmed against the default or the incumbent, by a sound study."""
+        """Whether the campaign may claim the result: a sound study confirmed it against the default or the incumbent."""
         return self.verdict is Verdict.SUPPORTED and not self.unfit and self.baseline in ("default", "incumbent")
 
     def arm(self, name: str) -> ArmSeen:
@@ -118,7 +127,7 @@ class HypothesisSeen(StrictModel):
 
 
 class Left(StrictModel):
-    """What is left of each limit; None without a limit. reserved_*: the part reserved for confirmations."""
+    """What is left of each limit; None if there is no limit. The `reserved_*` fields are the parts reserved for confirmations."""
 
     wall_s: float | None
     trials: int | None
@@ -130,19 +139,19 @@ class Left(StrictModel):
 
 
 class Said(StrictModel):
-    """What a person said, vetoed, amended or answered; or why an instrument was not written. Data for the decision, never an
-    instruction to the code."""
+    """What a person said when telling, vetoing, amending or answering; or why an instrument was not written. It is data for the
+    decision, never an instruction to the code."""
 
     kind: Literal["told", "vetoed", "amended", "answered", "unwritten"]
     words: str
     by: str
     seq: int
     instrument: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
-    """For a veto: the instrument of the vetoed study; empty: the campaign's first, or not recorded."""
+    """For a veto: the instrument of the vetoed study. Empty for the campaign's first, or if it was not recorded."""
 
 
 class Seen(StrictModel):
-    """Input of one decision. aim: on the campaign's first instrument; others: on its further ones."""
+    """Input of one decision. `aim` is the aim on the campaign's first instrument, `others` are those on its further ones."""
 
     campaign: str
     seq: int
@@ -153,17 +162,17 @@ class Seen(StrictModel):
     left: Left
     said: tuple[Said, ...]
     heard: int = 0
-    """The last journal line that it includes."""
+    """Number of the last journal entry that it includes."""
     problems: tuple[str, ...] = ()
     """Problems of every proposal of this decision so far."""
     others: Annotated[tuple[Aim, ...], Field(exclude_if=lambda aims: not aims)] = ()
 
     def canonical(self) -> str:
-        """Canonical JSON: sorted keys, no white space."""
+        """Return the canonical JSON: sorted keys, no white space."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON, hexadecimal."""
+        """Return the SHA-256 of the canonical JSON, in hexadecimal."""
         return hashlib.sha256(self.canonical().encode()).hexdigest()
 
     @property
@@ -180,11 +189,11 @@ class Seen(StrictModel):
 
     @property
     def instruments(self) -> tuple[str, ...]:
-        """Names of the instruments, the first one first."""
+        """Names of the instruments, starting with the first one."""
         return (self.aim.instrument, *(aim.instrument for aim in self.others))
 
     def on(self, instrument: str = "") -> View:
-        """The view of this instrument; empty: of the first. Raises: KeyError if the campaign has none of that name."""
+        """Return the view of this instrument, by default the first. Raises: KeyError if the campaign has none of that name."""
         aims = {aim.instrument: aim for aim in (self.aim, *self.others)}
         return View(self, aims[instrument or self.aim.instrument])
 
@@ -194,11 +203,11 @@ class Seen(StrictModel):
         return tuple(self.on(name) for name in self.instruments)
 
     def of(self, study: StudySeen) -> View:
-        """The view of the study's instrument."""
+        """Return the view of the study's instrument."""
         return self.on(study.instrument)
 
     def about(self, hypothesis: str) -> View:
-        """The view of the instrument that first tested this hypothesis; of the first instrument if none did yet."""
+        """Return the view of the instrument that first tested this hypothesis, or of the first instrument if none has yet."""
         return self.on(next((study.instrument for study in self.studies if study.hypothesis == hypothesis), ""))
 
 
@@ -215,27 +224,27 @@ class View:
 
     @property
     def key(self) -> str:
-        """Its name as studies record it: empty for the first instrument."""
+        """Name of the instrument as studies record it: empty for the first instrument."""
         return "" if self.aim is self.whole.aim else self.aim.instrument
 
     @property
     def among(self) -> str:
-        """Its name if the campaign has several instruments, else empty."""
+        """Name of the instrument if the campaign has several, else empty."""
         return self.instrument if self.whole.others else ""
 
     @property
     def studies(self) -> tuple[StudySeen, ...]:
-        """The studies on it."""
+        """The studies on this instrument."""
         return tuple(study for study in self.whole.studies if study.instrument == self.key)
 
     @property
     def hypotheses(self) -> tuple[HypothesisSeen, ...]:
-        """The hypotheses about it."""
+        """The hypotheses about this instrument."""
         return tuple(each for each in self.whole.hypotheses if self.whole.about(each.id).aim is self.aim)
 
     @property
     def incumbent(self) -> dict[str, Scalar]:
-        """Levels, where they differ from the defaults, of the last configuration that a confirmation supported."""
+        """Levels of the last configuration that a confirmation supported, where they differ from the defaults."""
         last = self.confirmed
         return {} if last is None else dict(last.arm(last.effects[0].treatment).levels)
 
@@ -246,7 +255,7 @@ class View:
 
     @property
     def sigma(self) -> float:
-        """Standard deviation between seeds: pooled over all arms; else as the instrument states it; else one margin."""
+        """Standard deviation between seeds: pooled over all arms, or else as the instrument states it, or else one margin."""
         known = [arm for study in self.studies for arm in study.arms if arm.sd is not None and arm.n > 1]
         freedom = sum(arm.n - 1 for arm in known)
         if freedom:
@@ -256,9 +265,9 @@ class View:
         return self.aim.sigma or self.aim.margin
 
     def measured(self) -> dict[str, tuple[dict[str, Scalar], int, float]]:
-        """Every configuration that has run: its changed levels, number of finished trials and their mean, by `key_of`.
+        """Return every configuration that has run, by `key_of`: its changed levels, the number of its finished trials, their mean.
 
-        If held-out tasks contradict a configuration, it counts as the worst of all, whatever it reached in training.
+        A configuration that held-out tasks contradict counts as the worst of all, whatever it reached in training.
         """
         found: dict[str, tuple[dict[str, Scalar], int, float]] = {}
         misled: set[str] = set()
@@ -278,23 +287,25 @@ class View:
         return found | {key: (*found[key][:2], worst) for key in misled}
 
     def tests(self, levels: Levels) -> list[StudySeen]:
-        """The confirmations of this setting, oldest first. levels: those that differ from the defaults."""
+        """Return the confirmations of this setting, oldest first. `levels` are those that differ from the defaults."""
         wanted = key_of(levels)
         found = (study for study in self.studies if study.confirms and study.planned[1:])
         return [study for study in found if key_of(study.planned[1]) == wanted]
 
     def confirmed_elsewhere(self) -> list[tuple[StudySeen, dict[str, Scalar]]]:
-        """Settings that other instruments have confirmed, in this one's terms; oldest first."""
+        """Return the studies that confirmed a setting on other instruments, with that setting in this one's terms, oldest first."""
         found = (study for study in self.whole.studies if study.supports and study.instrument != self.key)
         return [(study, changed(self.aim, study.arm(study.effects[0].treatment).levels)) for study in found]
 
     def can_set(self, levels: Levels) -> bool:
-        """Whether the instrument has all these factors."""
+        """Return whether the instrument has all these factors."""
         return levels.keys() <= {factor.name for factor in self.aim.factors}
 
     def touched(self, levels: Levels) -> list[str]:
-        """The factors that this setting changes although people want them left alone: they may only be at the default, or at
-        the incumbent's level."""
+        """Return the factors that this setting changes although people want them left alone.
+
+        Such a factor may only be at its default or at the incumbent's level.
+        """
         incumbent = self.incumbent
         return [
             factor.name
@@ -306,7 +317,7 @@ class View:
 
 
 def key_of(levels: Levels) -> str:
-    """A key that is equal for equal settings."""
+    """Return a key that is equal for equal settings."""
     return json.dumps(dict(sorted(levels.items())), sort_keys=True)
 
 
@@ -322,10 +333,14 @@ def study_seen(
     spent: Mapping[str, float],
     instrument: str = "",
 ) -> StudySeen:
-    """The row of a study that has ended.
+    """Build the row of a study that has ended.
 
-    aim: on its instrument. status, reason: how it ended; spent: amounts by kind of budget; instrument: its name, empty for the
-    campaign's first.
+    Args:
+        aim: the aim on its instrument.
+        status: the study's status when it ended.
+        reason: why it ended.
+        spent: amounts spent, by kind of budget.
+        instrument: name of its instrument; empty for the campaign's first.
     """
     assert decision.role is not None
     step: Mapping[str, Any] = next((each for each in decision.proposals if each["chosen"]), {})
@@ -372,14 +387,14 @@ def _design(plan: Plan) -> Literal["screen", "levels", "compare"]:
 
 
 def _decided(plan: Plan, aim: Aim, verdicts: Sequence[VerdictRecord]) -> list[tuple[Hypothesis, VerdictRecord]]:
-    """The hypotheses on the aim's metric that have an effect, each with its verdict."""
+    """Return the hypotheses on the aim's metric that have an effect, each with its verdict."""
     by_hypothesis = {record.hypothesis: record for record in verdicts}
     found = ((asked, by_hypothesis.get(asked.id)) for asked in plan.hypotheses if asked.metric == aim.metric)
     return [(asked, record) for asked, record in found if record is not None and record.effect is not None]
 
 
 def _effect(asked: Hypothesis, record: VerdictRecord, *, confirms: bool) -> EffectSeen:
-    """The effect with its verdict, if it confirms. record: must have an effect."""
+    """Build the row of an effect, which `record` must have. The row has the verdict only if the study `confirms`."""
     effect = record.effect
     assert effect is not None
     return EffectSeen(
@@ -397,13 +412,15 @@ def _effect(asked: Hypothesis, record: VerdictRecord, *, confirms: bool) -> Effe
 
 
 def _is_opposed(record: VerdictRecord) -> bool:
-    """Whether only held-out tasks contradict the verdict: its trials are sound."""
+    """Return whether the trials are sound and only held-out tasks contradict the result."""
     return record.sentinels == (WORSE_ON_HELDOUT,)
 
 
 def _misled(plan: Plan, trials: Sequence[TrialRecord], verdicts: Sequence[VerdictRecord]) -> set[str]:
-    """Arms that look better in training but are worse on held-out tasks. Hypotheses with several arms per side are about a
-    factor, not about single arms, and do not count."""
+    """Return the arms that look better in training but are worse on held-out tasks.
+
+    Hypotheses with several arms per side do not count, because they are about a factor and not about single arms.
+    """
     opposed = {record.hypothesis for record in verdicts if _is_opposed(record)}
     done = [trial for trial in trials if trial.status is TrialStatus.DONE]
     asked = [each for each in plan.hypotheses if each.id in opposed and len(each.sides) == 2]
@@ -429,7 +446,7 @@ def _arm(plan: Plan, aim: Aim, name: str, trials: Sequence[TrialRecord], misled:
 
 
 def _levels(plan: Plan, aim: Aim, name: str) -> dict[str, Scalar]:
-    """An arm's levels of the aim's factors, where they differ from the defaults."""
+    """Return an arm's levels of the aim's factors, where they differ from the defaults."""
     known = default_levels(aim)
     return changed(aim, {factor: level for factor, level in plan.arm(name).levels.items() if factor in known})
 
@@ -441,7 +458,10 @@ def _apart(aim: Aim, plan: Plan, spec: Mapping[str, Any]) -> bool:
 
 
 def _unfit(aim: Aim, trials: Sequence[TrialRecord], invalid: Sequence[VerdictRecord]) -> str:
-    """Why no claim can rest on the study. invalid: the verdicts that count against it."""
+    """Say why no claim can rest on the study; empty if one can. `invalid` are the verdicts that count against it.
+
+    Decisions are hashed with these texts: changing one breaks the verification of earlier campaigns.
+    """
     if aim.generated:
         return "an LLM wrote the instrument and its reward"
     if any(trial.evidence and trial.evidence.model and trial.evidence.model.engine == "echo" for trial in trials):
@@ -456,5 +476,5 @@ def _unfit(aim: Aim, trials: Sequence[TrialRecord], invalid: Sequence[VerdictRec
 
 
 def _short(value: float) -> float:
-    """Ten significant digits, so that every machine computes the same value."""
+    """Round to ten significant digits, so that every machine computes the same value."""
     return float(f"{value:.10g}")

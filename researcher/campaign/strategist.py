@@ -34,10 +34,10 @@ class Strategist(Protocol):
         """`builtin`, or the LLM's name."""
 
     async def propose(self, seen: Seen) -> Sequence[Proposal]:
-        """One to five alternatives. `seen.problems`: problems of the previous proposals, on another attempt.
+        """Propose one to five alternatives. On a later attempt, `seen.problems` has the problems of the previous proposals.
 
         Raises: NoProposal.
         """
 
     def calls(self) -> list[LlmCall]:
-        """LLM calls since the last call of this method, with raw answers."""
+        """Return the LLM calls since this method was last called, with raw answers."""

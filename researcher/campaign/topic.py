@@ -1,4 +1,4 @@
-"""A campaign's goal from a topic: the planner reads it like a study's, and the factors it would screen may be changed."""
+"""Turns a topic into a campaign's goal. The planner reads it like a study's topic; the campaign may vary the factors it finds."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ _MOVED = {
     "margin": "objective.margin",
     "claim": "objective.direction",
 }
-"""Fields of a study, and their places in a goal."""
+"""Fields of a study, with their places in a goal."""
 
 
 def goal_of(draft: Draft, instruments: Sequence[str] = ()) -> CampaignGoal:
-    """Turn a study's draft into a goal. instruments: of the campaign; empty: the draft's.
+    """Turn a study's draft into a goal. `instruments` are the campaign's, by default the draft's.
 
-    Raises: PlanningRefused if the topic asks for something that campaigns lack.
+    Raises: PlanningRefused if the topic asks for something that campaigns cannot do.
     """
     named = {"instruments": list(instruments)} if instruments else {}
     return goal_in(goal_draft(draft).fields | named)
 
 
 def goal_text(draft: Draft, problems: tuple[str, ...] = ()) -> str:
-    """Turn a study's draft into a goal file for a person to edit. problems: to be settled first.
+    """Turn a study's draft into a goal file for a person to edit. `problems` are those that the person has to fix first.
 
-    Raises: PlanningRefused if the topic asks for something that campaigns lack.
+    Raises: PlanningRefused if the topic asks for something that campaigns cannot do.
     """
     heading = (
         f"Goal file, written by {draft.author}. Run it: researcher campaign start FILE\n"
-        "Of a factor without levels, code chooses some around the default."
+        "If a factor has no levels, code chooses some around its default."
     )
     return file_text(goal_draft(draft), CampaignGoal, heading, problems)
 
 
 def goal_draft(draft: Draft) -> Draft:
-    """Fields of a goal, not yet validated. Levels named in the topic are tried; otherwise code chooses them.
+    """Return the draft of a goal, not yet validated. Levels named in the topic are tried; otherwise code chooses them.
 
-    Raises: PlanningRefused if the topic asks for something that campaigns lack.
+    Raises: PlanningRefused if the topic asks for something that campaigns cannot do.
     """
     fields = draft.fields
     if "arms" in fields or isinstance(fields.get("model"), list):
         raise PlanningRefused(
-            "the topic compares bundles of settings or models: that is one study, `researcher start --topic` runs it"
+            "the topic compares bundles of settings or models: that is a single study, which `researcher start --topic` runs"
         )
     goal: dict[str, Any] = {name: fields[name] for name in _KEPT if name in fields}
     for name, path in _MOVED.items():
@@ -79,6 +79,6 @@ def goal_draft(draft: Draft) -> Draft:
 
 
 def _moved(path: str) -> str:
-    """Place in a goal of a study's dotted path."""
+    """Return the place in a goal of a study's dotted path."""
     name, dot, rest = path.partition(".")
     return f"{'factors' if name == 'compare' else _MOVED.get(name, name)}{dot}{rest}"

@@ -1,6 +1,6 @@
-"""Do a campaign's decisions still follow from its records? Recompute every decision's input, and check every rule.
+"""Checks that a campaign's decisions still follow from its records: recomputes every decision's input, and checks every rule.
 
-Reports each difference as a sentence. `researcher.report.verify` checks the numbers of the campaign's studies.
+Each difference is reported as a sentence. `researcher.report.verify` checks the numbers of the campaign's studies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from researcher.study.plan import Plan
 
 
 def verify_campaign(store: Store, campaign_id: str, folder: Path) -> list[str]:
-    """All differences; empty if the campaign holds. folder: of its report, which may be older than a running study."""
+    """Return all differences; empty if there are none. `folder` has the report, which is not checked while a study runs."""
     decisions = store.campaigns.decisions(campaign_id)
     found = [line for each in decisions for line in _input(store, campaign_id, each)]
     found += [*_whole(store, campaign_id, decisions), *_alphas(decisions)]
@@ -38,7 +38,7 @@ def verify_campaign(store: Store, campaign_id: str, folder: Path) -> list[str]:
 
 
 def _whole(store: Store, campaign_id: str, decisions: list[DecisionRecord]) -> Iterator[str]:
-    """No decision is missing, every study was decided, and every hypothesis has the goal's metric and margin."""
+    """Check that no decision is missing, every study was decided, and every hypothesis has the goal's metric and margin."""
     if [each.seq for each in decisions] != list(range(1, len(decisions) + 1)):
         yield "decisions are missing: their numbers have gaps"
     decided = {each.study_id for each in decisions}
@@ -57,10 +57,10 @@ def _input(store: Store, campaign_id: str, decision: DecisionRecord) -> Iterator
     try:
         kept = Seen.model_validate(decision.saw)
     except ValidationError:
-        yield f"decision {decision.seq}: its recorded input is none that this version can read"
+        yield f"decision {decision.seq}: this version cannot read its recorded input"
         return
     if kept.digest() != decision.saw_digest:
-        yield f"decision {decision.seq}: its recorded input no longer has the hash that it was recorded with"
+        yield f"decision {decision.seq}: its recorded input no longer matches the hash it was recorded with"
         return
     again = observe(store, campaign_id, decision.seq, heard=kept.heard)
     if again.digest() != decision.saw_digest:
@@ -70,16 +70,16 @@ def _input(store: Store, campaign_id: str, decision: DecisionRecord) -> Iterator
 
 
 def _joined(store: Store, campaign_id: str) -> Iterator[str]:
-    """Every further instrument was named by the goal or approved by a person, and is unchanged."""
+    """Check that every further instrument was named by the goal or approved by a person, and is unchanged."""
     events = store.campaigns.events(campaign_id)
     lines = [event for event in events if event.kind == JOINED]
     named = [line.detail for line in lines if "decision" not in line.detail]
     wanted = CampaignGoal.model_validate(store.campaigns.get(campaign_id).goal).instruments[1:]
     for name, line in zip_longest(wanted, named):
         if line is None:
-            yield f"{name}: the goal names it, and it did not join"
+            yield f"{name}: the goal names it, but it did not join"
         elif name is None or not _is_named(name, line):
-            yield f"{line['aim']['instrument']}: it joined, and neither the goal names it there nor did a decision ask for it"
+            yield f"{line['aim']['instrument']}: it joined, but the goal does not name it there and no decision asked for it"
     for event in lines:
         if "decision" in event.detail:
             earlier = [each for each in events if each.seq <= event.seq]
@@ -87,7 +87,7 @@ def _joined(store: Store, campaign_id: str) -> Iterator[str]:
 
 
 def _is_named(name: str, line: Mapping[str, Any]) -> bool:
-    """Whether an instrument that joined is the one that the goal names, by its name or by its folder."""
+    """Return whether an instrument that joined is the one that the goal names, by its name or by its folder."""
     if name == line["aim"]["instrument"] or line["folder"] is None:
         return bool(name == line["aim"]["instrument"])
     folder = Path(line["folder"])
@@ -95,14 +95,14 @@ def _is_named(name: str, line: Mapping[str, Any]) -> bool:
 
 
 def _approved(line: Mapping[str, Any], making: Making) -> Iterator[str]:
-    """An instrument that an LLM wrote was approved by a person before it joined."""
+    """Check that a person approved an instrument that an LLM wrote before it joined."""
     name = line["aim"]["instrument"]
     if not making.approved or making.outcome is None or making.outcome.kind != WRITTEN:
         yield f"{name}: it joined without a person's approval"
         return
     made = making.outcome.detail
     if any(made.get(part) != line.get(part) for part in ("aim", "folder", "code")) or not line["aim"]["generated"]:
-        yield f"{name}: it joined as another than was written"
+        yield f"{name}: what joined is not what was written"
     elif code_of(made["files"]) != line.get("code"):
         yield f"{name}: the text that a person approved is not the code that joined"
 
@@ -111,13 +111,13 @@ def _alphas(decisions: list[DecisionRecord]) -> Iterator[str]:
     spent = [each for each in decisions if each.action in CONFIRMING]
     for number, each in enumerate(spent, start=1):
         if each.alpha is None or not math.isclose(each.alpha, alpha_of(number)):
-            yield f"decision {each.seq}: confirmation {number} spends {each.alpha}, and the rule gives {alpha_of(number):.6g}"
+            yield f"decision {each.seq}: confirmation {number} spends {each.alpha}, but the rule gives {alpha_of(number):.6g}"
     if sum(each.alpha or 0.0 for each in spent) > ALPHA:
         yield f"all confirmations together spend more than {ALPHA:g}"
 
 
 def _plans(store: Store, decisions: list[DecisionRecord], joined: list[CampaignEvent]) -> Iterator[str]:
-    """Each study ran the plan that its decision froze, on seeds of its own, and a confirmation at its alpha."""
+    """Check that each study ran the plan that its decision froze, on unused seeds, and each confirmation at its alpha."""
     used: dict[int, str] = {}
     approved = {line.detail["aim"]["instrument"]: line.detail.get("code") for line in joined}
     scored: dict[str, int] = {}
@@ -128,7 +128,7 @@ def _plans(store: Store, decisions: list[DecisionRecord], joined: list[CampaignE
         if store.studies.get(each.study_id).plan_version is not None:
             ran = store.plans.get(each.study_id)
             if ran.digest() != plan.digest():
-                yield f"{each.study_id}: it ran another plan than decision {each.seq} froze: amended, and so exploration"
+                yield f"{each.study_id}: it ran another plan than decision {each.seq} froze: the plan was amended, so it only explored"
         if (code := approved.get(plan.instrument)) is not None and plan.instrument_code != code:
             yield f"{each.study_id}: it ran other code of {plan.instrument} than a person approved"
         for seed in {trial.seed for trial in store.trials.all(each.study_id, series=())}:
@@ -139,7 +139,7 @@ def _plans(store: Store, decisions: list[DecisionRecord], joined: list[CampaignE
         elif plan.heldout_from and plan.heldout_from < scored.get(plan.instrument, 0):
             yield f"{each.study_id}: it confirms on held-out tasks that an exploration scored before"
         if each.alpha is not None and any(not math.isclose(h.alpha, each.alpha) for h in plan.hypotheses):
-            yield f"{each.study_id}: its plan tests at another alpha than its decision spends"
+            yield f"{each.study_id}: its plan tests at a different alpha than its decision spends"
 
 
 def _report(store: Store, campaign_id: str, folder: Path) -> Iterator[str]:
@@ -155,4 +155,4 @@ def _report(store: Store, campaign_id: str, folder: Path) -> Iterator[str]:
         elif digest(file.read_bytes()) != kept:
             yield f"{name} was changed after it was written"
         elif digest(again[name].encode()) != kept:
-            yield f"{name} says something else than the records; `researcher campaign report` writes it again"
+            yield f"{name} does not match the records; `researcher campaign report` writes it again"

@@ -1,4 +1,4 @@
-"""`Evidence` from the store: what a campaign's studies recorded, to be read."""
+"""`Evidence` read from the store: what a campaign's studies recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from researcher.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class StoreEvidence:
-    """opened: an instrument of the campaign by its name. on_echo: whether the campaign runs on the echo engine, whose findings are no other's."""
+    """The evidence in a store.
+
+    `opened` returns an instrument of the campaign by its name. `on_echo` says whether the campaign runs on the echo engine: then it
+    sees only findings from that engine, and otherwise none of them.
+    """
 
     store: Store
     opened: Callable[[str], Instrument]

@@ -1,7 +1,7 @@
-"""What the LLM is shown of a campaign, in at most 8,000 tokens however long the campaign is.
+"""Writes what the LLM sees of a campaign, in at most 8,000 tokens however long the campaign is.
 
-Each part has a share of the room. Within a part the newest stays whole, what is older is shortened, and the oldest is left out; a
-note says how much. Everything that somebody wrote is quoted as a JSON string.
+Each part gets a share of that space. Within a part, the newest rows stay whole, older ones are shortened, and the oldest are left
+out; a note says how many. Everything that somebody wrote is quoted as a JSON string.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from researcher.llm.templates import filled
 MOST_TOKENS = 8000
 _PROMPTS = Path(__file__).parent / "prompts"
 _SHARES = {"goal": 0.12, "aim": 0.14, "problems": 0.12, "said": 0.14, "hypotheses": 0.18}
-"""Of the room, the most that each part may take. Studies take what is left."""
+"""Maximum share of the space for each part; for `aim`, of each instrument. Studies take what is left."""
 _MOST_AIMS = 0.32
-"""The same of the aims of all instruments, which have a share each up to this one."""
+"""Maximum share of the space for the aims of all instruments together."""
 _WHOLE = 3
-"""Newest rows of a part that are shortened last."""
+"""Number of newest rows of a part that stay whole as long as possible."""
 _MOST_ARMS, _MOST_EFFECTS = 12, 12
-"""Of one study's row."""
+"""Maximum number of arms and of effects in one study's row."""
 _LONGEST_WORDS, _LONGEST_SHORT = 600, 140
-"""Letters of a quoted text in a whole row, and in a shortened one."""
+"""Maximum number of characters of a quoted text in a whole row, and in a shortened one."""
 
 
 def first_messages(
     seen: Seen, form: str, tools: list[dict[str, Any]], endings: Sequence[str], most_proposals: int
 ) -> list[dict[str, Any]]:
-    """The system prompt and the request. tools: all that the request carries, which count."""
+    """Return the system prompt and the request. `tools` are sent along, so they count towards the maximum number of tokens."""
     look_ups = form == FORMS[0]
     schema = "" if look_ups else json.dumps(ending_schema(tools, endings))
     told = {"look_ups": look_ups, "most": most_proposals, "several": bool(seen.others)}
@@ -50,7 +50,7 @@ def first_messages(
     empty = dict.fromkeys((*_SHARES, "studies", "confirmed"), "")
     confirmed = cut(_confirmed(seen), 1200)
     fields = form_fields(form, tools, endings)
-    # Three letters are counted as a token. 300 letters: headings that are left out where their part is empty.
+    # Three characters count as a token. The 300 are for the headings, which an empty part does not have.
     room = 3 * (MOST_TOKENS - tokens_of({"messages": asked(**empty), **fields})) - _weight(confirmed) - 300
     most = {name: int(share * room) for name, share in _SHARES.items()}
     parts = {
@@ -69,12 +69,12 @@ def first_messages(
 
 
 def _weight(text: str) -> int:
-    """Letters of the text in a request's JSON."""
+    """Return the number of characters that the text takes up in a request's JSON."""
     return len(json.dumps(text)) - 2
 
 
 def cut(text: str, most: int) -> str:
-    """The text, or as much of it as weighs `most` with a mark at its end."""
+    """Return the text or, if it takes up more than `most` characters of JSON, its beginning with a mark at the end."""
     if _weight(text) <= most:
         return text
     kept = _longest(text, lambda part: _weight(f"{part} … cut off") <= most)
@@ -82,7 +82,7 @@ def cut(text: str, most: int) -> str:
 
 
 def quoted(text: str, most: int = _LONGEST_WORDS) -> str:
-    """Words of somebody as a JSON string, which weighs at most `most`."""
+    """Return what somebody wrote as a JSON string, cut so that it takes up at most `most` characters of JSON."""
     line = str(storable(" ".join(text.split())))
     whole = json.dumps(line, ensure_ascii=False)
     if _weight(whole) <= most:
@@ -92,7 +92,7 @@ def quoted(text: str, most: int = _LONGEST_WORDS) -> str:
 
 
 def _longest(text: str, fits: Callable[[str], bool]) -> str:
-    """The longest beginning that fits."""
+    """Return the longest beginning of the text that fits."""
     low, high = 0, len(text)
     while low < high:
         middle = (low + high + 1) // 2
@@ -101,7 +101,10 @@ def _longest(text: str, fits: Callable[[str], bool]) -> str:
 
 
 def rows(each: Sequence[tuple[str, str]], most: int) -> str:
-    """Rows, each whole and shortened, the newest last: the newest whole, older ones shortened, the oldest left out."""
+    """Join rows, so that they take up at most `most` characters of JSON. Each is given whole and shortened, the newest last.
+
+    If they do not all fit, older rows are shortened, and the oldest are left out.
+    """
     if not each:
         return ""
     room = most - 120  # the note
@@ -129,7 +132,7 @@ def _noted(kept: Sequence[str], dropped: int, shortened: int) -> str:
 
 
 def _aims(seen: Seen, room: int) -> str:
-    """A block for each instrument, none longer than its share."""
+    """Write a block for each instrument, none longer than its share."""
     count = len(seen.views)
     most = int(min(_SHARES["aim"], _MOST_AIMS / count) * room)
     return "\n\n".join(
@@ -194,12 +197,12 @@ def _incumbent(view: View) -> str:
 
 
 def _at(view: View) -> str:
-    """The instrument, where the campaign has several."""
+    """Return ` on INSTRUMENT` if the campaign has several instruments, else nothing."""
     return f" on {view.among}" if view.among else ""
 
 
 def _by_relevance(hypotheses: Sequence[HypothesisSeen]) -> list[HypothesisSeen]:
-    """The ones that are left out first come first: those that are settled."""
+    """Order hypotheses so that settled ones come first: those are left out first when space is short."""
     return sorted(hypotheses, key=lambda each: each.status in ("open", "explored"))
 
 
@@ -240,7 +243,7 @@ def _whole(study: StudySeen, seen: Seen) -> str:
 
 
 def _short(study: StudySeen, seen: Seen) -> str:
-    """The strongest effect alone."""
+    """Describe a study in one line, with only its strongest effect."""
     strongest = max(study.effects, key=lambda effect: abs(effect.diff), default=None)
     unfit = "; supports no claim" if study.unfit else ""
     return cut(f"{_head(study, seen)}{unfit}" + ("" if strongest is None else f"; {_effect(strongest)}"), 300)

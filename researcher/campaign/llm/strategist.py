@@ -1,4 +1,4 @@
-"""`LlmStrategist`: asks an LLM for the next step of a campaign. What it says is a proposal; code judges it like any other."""
+"""`LlmStrategist` asks an LLM for the next step of a campaign. The answer is only a proposal, which code judges like any other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ T = TypeVar("T")
 
 
 class LlmStrategist:
-    """checkpoints: a database URL in which each decision's conversation is kept, so that an answer is paid for once; None: nowhere."""
+    """Proposes steps by asking an LLM.
+
+    `checkpoints` is the URL of a database in which each decision's conversation is saved, so that no answer is paid for twice. None
+    saves nothing.
+    """
 
     def __init__(
         self,
@@ -42,7 +46,7 @@ class LlmStrategist:
         self._checkpoints = checkpoints
         self._tell = tell
         self._calls: dict[str, list[LlmCall]] = {}
-        """Of the decision under way, by the thread of its conversation: one for each attempt."""
+        """LLM calls of the current decision, by conversation thread. Each attempt has its own thread."""
         self._earlier: dict[str, Conversation] = {}
         """Conversations of this process, by thread."""
 
@@ -51,7 +55,10 @@ class LlmStrategist:
         return self._settings.model
 
     async def propose(self, seen: Seen) -> Sequence[Proposal]:
-        """The same input is answered from what was kept, without asking again. Raises: NoProposal."""
+        """Ask the LLM for proposals. The same input is answered from the saved conversation, without asking again.
+
+        Raises: NoProposal.
+        """
         thread = f"campaign/{seen.campaign}/{seen.seq}/{seen.digest()[:16]}"
         await self._forget_before(f"campaign/{seen.campaign}/{seen.seq}/")
         subject = NextStep(seen, self._planner, self._evidence)
@@ -65,7 +72,7 @@ class LlmStrategist:
             raise self._spent(error, seen) from error
         except LlmUnusable as error:
             raise StrategistAway(
-                f"the LLM {self.name} cannot be asked: {error}; then `researcher campaign resume`"
+                f"the LLM {self.name} cannot be asked: {error}; then run `researcher campaign resume`"
             ) from error
         problems = self._unusable(at)
         if problems:
@@ -75,13 +82,13 @@ class LlmStrategist:
         return [Proposal.model_validate(each) for each in at.outcome["proposals"]]
 
     def calls(self) -> list[LlmCall]:
-        """Also those of a process that was killed before the decision was written."""
+        """Return the calls since this was last called, including those of a process that was killed before the decision was written."""
         found = [call for calls in self._calls.values() for call in calls]
         self._calls = {}
         return found
 
     async def _to_the_end(self, conversation: Conversation, at: Standing, calls: list[LlmCall], seen: Seen) -> Standing:
-        """Raises: LlmUnusable, LlmSpent."""
+        """Ask the LLM until the conversation has an outcome or is given up. Raises: LlmUnusable, LlmSpent."""
         purse = Purse.of(call for each in self._calls.values() for call in each)
         asker = Asker(
             self._endpoint,
@@ -99,7 +106,7 @@ class LlmStrategist:
         return at
 
     def _spent(self, error: LlmSpent, seen: Seen) -> IdeasSpent | StrategistAway:
-        """Whose cap it is: the campaign's budget, or that of one decision."""
+        """Return the error for a spent limit, which is either the campaign's budget or the limit of one decision."""
         left, own = (
             (seen.left.llm_tokens, self._settings.max_tokens)
             if error.kind == "tokens"
@@ -111,10 +118,10 @@ class LlmStrategist:
                 f"The budget's {what} for the LLM {self.name} are spent ({left:g} left, and the next question could take more): the "
                 "report says what was found by then."
             )
-        return StrategistAway(f"one decision has its own cap on the LLM {self.name}: {error}")
+        return StrategistAway(f"this decision has reached its own limit on the LLM {self.name}: {error}")
 
     def _unusable(self, at: Standing) -> str:
-        """Why there are no proposals; empty where there are."""
+        """Say why there are no proposals; empty if there are some."""
         if at.spent_answer:
             return spent_answer(self._settings)
         if at.given_up or at.outcome is None:
@@ -122,13 +129,16 @@ class LlmStrategist:
         return "; ".join(at.outcome.get("problems", ()))[:1000]
 
     async def _forget_before(self, now: str) -> None:
-        """Conversations of earlier decisions: those are written, with every call."""
+        """Delete the conversations of earlier decisions, which are already recorded with every call."""
         for thread in [each for each in self._earlier if not each.startswith(now)]:
             await _apart(self._earlier.pop(thread).forget)
 
 
 def within(settings: LlmSettings, left: Left, paid: Purse | None = None) -> LlmSettings:
-    """The settings, with what is left of the campaign's budget as a cap. paid: what of it is spent already, and counts again."""
+    """Return the settings, limited to what is left of the campaign's budget.
+
+    `paid` is spending that the budget has already subtracted and that will be counted again, so the limits are raised by it.
+    """
     paid = paid or Purse()
     if left.llm_tokens is not None:
         settings = settings.changed(max_tokens=min(settings.max_tokens, int(left.llm_tokens) + paid.tokens))
@@ -139,7 +149,7 @@ def within(settings: LlmSettings, left: Left, paid: Purse | None = None) -> LlmS
 
 
 def _keep(calls: list[LlmCall], call: LlmCall) -> None:
-    """With its request, but where the same was asked again after an outage."""
+    """Append a call. If it repeats the last request after an outage, leave its request out."""
     repeated = bool(calls) and calls[-1].answer is None and _asked_last(calls) == call.request
     calls.append(call.model_copy(update={"request": {}}) if repeated else call)
 
@@ -149,5 +159,8 @@ def _asked_last(calls: Sequence[LlmCall]) -> dict[str, Any]:
 
 
 async def _apart(work: Callable[[], T]) -> T:
-    """On a thread, as plans take a while, and outside the graph of the decision: a graph within a graph would share its state."""
+    """Run `work` in a thread, because planning takes a while.
+
+    That also keeps it outside the decision's graph: a graph within a graph would share its state.
+    """
     return await asyncio.get_running_loop().run_in_executor(None, work)

@@ -27,25 +27,25 @@ from researcher.study.spec import StudySpec
 ENDINGS = ("propose",)
 MOST_PROPOSALS = 5
 CURVES = ("reward_mean", "heldout_reward")
-"""Series that `curve` shows, where trials have them."""
+"""Series that `curve` shows, if the trials have them."""
 _MOST_LOOK_UPS, _LONGEST, _POINTS, _MOST_SAMPLES = 10, 6_000, 9, 4
 _ACTIONS = ("explore", "confirm", "replicate", "new_instrument", "ask", "conclude")
 
 
 class Evidence(Protocol):
-    """The records that look-ups read. It is read-only."""
+    """The records that look-ups may read."""
 
     def instrument(self, name: str) -> Instrument:
-        """One of the campaign's. Raises: PlanningRefused where it is gone."""
+        """Return one of the campaign's instruments. Raises: PlanningRefused if it is gone."""
 
     def trials(self, study: str) -> list[TrialRecord]:
-        """Trials of a study of this campaign, with the series of `CURVES`."""
+        """Return the trials of one of this campaign's studies, with the series in `CURVES`."""
 
     def samples(self, study: str) -> dict[str, list[SampledEpisode]]:
-        """Sampled episodes by the trial's key."""
+        """Return the sampled episodes of a study, by the trial's key."""
 
     def findings(self) -> Sequence[Finding]:
-        """Of all studies on this database that are comparable."""
+        """Return the findings in this database that are comparable with this campaign's."""
 
 
 class NextStep:
@@ -177,7 +177,7 @@ class NextStep:
 
 
 def _spread(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most nine of them, the first and the last among them."""
+    """Return at most nine of the points, including the first and the last."""
     if len(points) <= _POINTS:
         return list(points)
     places = sorted({round(place * (len(points) - 1) / (_POINTS - 1)) for place in range(_POINTS)})
@@ -194,7 +194,7 @@ def _sample(episode: SampledEpisode) -> str:
 
 
 def tool_schemas(instruments: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Look-ups and the ending. instruments: the campaign's, which calls name where there are several."""
+    """Return the schemas of the look-ups and of `propose`. If there are several `instruments`, calls can name one of them."""
     text, of_arm = {"type": "string"}, {"study": {"type": "string"}, "arm": {"type": "string"}}
     action = {"type": "string", "enum": list(STUDIES)}
     several = {"type": "string", "enum": list(instruments)} if len(instruments) > 1 else None
@@ -212,7 +212,7 @@ def tool_schemas(instruments: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 
 def _proposal(on: dict[str, Any]) -> dict[str, Any]:
-    """on: the field that names its instrument, where there are several."""
+    """Return the schema of a proposal. `on` is the field that names its instrument; empty if the campaign has only one."""
     text, texts = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
     spec = spec_schema([name for name in StudySpec.model_fields if name not in (*FIELDS, "question")])
     del spec["properties"]["seeds"]["properties"]["first"]

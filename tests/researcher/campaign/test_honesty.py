@@ -179,7 +179,7 @@ async def test_the_report_names_every_hypothesis(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tampering", "words"),
     [
-        ("UPDATE decisions SET saw = replace(saw, 'highest', 'lowest')", "no longer has the hash"),
+        ("UPDATE decisions SET saw = replace(saw, 'highest', 'lowest')", "no longer matches the hash"),
         ("UPDATE trial_metrics SET value = value + 1 WHERE step IS NULL", "give another input"),
         ("UPDATE decisions SET alpha = 0.04 WHERE alpha IS NOT NULL", "the rule gives"),
         ("UPDATE campaign_hypotheses SET claim = 'it was always so'", "give another input"),
@@ -214,10 +214,10 @@ async def test_a_confirmation_differs_from_the_defaults_in_its_arms_alone(tmp_pa
     made = MadeUpCampaign(tmp_path, strategist=Cheat(explore()))
     await made.carry_out()
     seen = observe(made.store, made.id)
-    assert "set: no field" in " ".join(problems_of(confirm(set={"learning_rate": 1.6e-4}), seen))
-    assert "steps: no field" in " ".join(problems_of(confirm(steps=50), seen))
+    assert "set: not a field" in " ".join(problems_of(confirm(set={"learning_rate": 1.6e-4}), seen))
+    assert "steps: not a field" in " ".join(problems_of(confirm(steps=50), seen))
     foreign = {"default": {}, "better": {"max_tokens": 64}}
-    assert "max_tokens is none of the goal's factors" in " ".join(problems_of(confirm(arms=foreign), seen))
+    assert "max_tokens is not one of the goal's factors" in " ".join(problems_of(confirm(arms=foreign), seen))
 
 
 async def test_what_ran_with_other_settings_stands_for_none_of_the_goals(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ async def test_a_badly_typed_spec_is_refused_and_breaks_nothing(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("arms", "words"),
     [
-        ({"default": {}, "wild": {"learning_rate": 0.009}}, "none of the goal's levels"),
+        ({"default": {}, "wild": {"learning_rate": 0.009}}, "not one of the goal's levels"),
         ({"one": {}, "other": {}}, "nothing to confirm"),
     ],
 )

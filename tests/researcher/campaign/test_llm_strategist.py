@@ -163,7 +163,7 @@ async def test_look_ups_show_price_curve_instrument_and_samples_as_data(tmp_path
     assert "Detectable effect" in priced
     assert "It spends alpha 0.0304. Its baseline is: default." in priced
     wrong = step.look_up(call("price", action="confirm", spec={**EXPLORE["spec"], "metric": "wall_s"}))
-    assert "metric: it is the campaign's" in wrong
+    assert "metric: the campaign sets it" in wrong
     assert step.look_up(call("curve", study=study.study, arm=arm)).startswith("reward_mean by step, mean over")
     assert "learning_rate" in step.look_up(call("instrument"))
     assert step.look_up(call("findings", query="moon")) == "no finding holds these words"
@@ -214,7 +214,7 @@ async def test_the_prompt_says_of_levels_what_code_allows(tmp_path: Path) -> Non
     assert judged(Proposal.model_validate(explore), seen, made.planner).problems == ()
     confirm = {**CONFIRM, "spec": {**CONFIRM["spec"], "arms": between}}
     [problem] = judged(Proposal.model_validate(confirm), seen, made.planner).problems
-    assert "is none of the goal's levels" in problem
+    assert "is not one of the goal's levels" in problem
 
 
 async def test_an_endpoint_without_tools_is_asked_for_one_object(tmp_path: Path) -> None:

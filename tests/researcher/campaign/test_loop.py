@@ -92,7 +92,7 @@ async def test_a_person_is_waited_for_where_the_goal_says_so(tmp_path: Path) -> 
     approve(made.store, made.id, "go ahead", "ada")
     assert not waits_for_a_person(made.store, made.store.campaigns.get(made.id))
     await made.carry_out()
-    with pytest.raises(WrongState, match="cannot be approved any more"):
+    with pytest.raises(WrongState, match="can no longer be approved"):
         approve(made.store, made.id, "again", "ada")
     assert observe(made.store, made.id).on().incumbent == {"learning_rate": 1.6e-4}
 

@@ -225,7 +225,7 @@ async def test_killed_at_any_line_it_is_neither_written_twice_nor_lost(tmp_path:
         ("UPDATE campaign_events SET kind = 'noted' WHERE kind = 'approved'", "it joined without a person's approval"),
         (
             "UPDATE campaign_events SET detail = replace(detail, '\"generated\": true', '\"generated\": false') WHERE kind = 'joined'",
-            "it joined as another than was written",
+            "what joined is not what was written",
         ),
         (
             "UPDATE campaign_events SET detail = replace(detail, 'answer == right', 'answer != right') WHERE kind = 'written'",
@@ -233,7 +233,7 @@ async def test_killed_at_any_line_it_is_neither_written_twice_nor_lost(tmp_path:
         ),
         (
             "UPDATE campaign_events SET detail = replace(detail, '\"decision\": 1, ', '') WHERE kind = 'joined'",
-            "neither the goal names it there nor did a decision ask for it",
+            "the goal does not name it there and no decision asked for it",
         ),
         (
             'UPDATE decisions SET plan = replace(plan, \'"instrument_code":"\', \'"instrument_code":"0\') WHERE plan IS NOT NULL',

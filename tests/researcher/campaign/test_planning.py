@@ -41,7 +41,7 @@ async def begun(planner: Bench, budget: dict[str, Any], **fields: Any) -> Decide
 
 def in_words(refused: BudgetTooSmall) -> dict[str, Any]:
     """The limits that would do."""
-    said = re.search(r": ((?:\w+ \w+)(?: and \w+ \w+)*) would do, or fewer factors$", str(refused))
+    said = re.search(r": ((?:\w+ \w+)(?: and \w+ \w+)*) would be enough, or use fewer factors$", str(refused))
     assert said is not None, str(refused)
     found = dict(part.split() for part in said[1].split(" and "))
     return {name: int(limit) if name == "trials" else limit for name, limit in found.items()}

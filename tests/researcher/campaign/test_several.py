@@ -232,8 +232,8 @@ async def test_verify_sees_an_instrument_that_joined_otherwise(confirmed: MadeUp
 @pytest.mark.parametrize(
     ("tampering", "words"),
     [
-        ("detail = replace(detail, 'elsewhere', 'somewhere')", "somewhere: it joined, and neither the goal names it"),
-        ("kind = 'noted'", "elsewhere: the goal names it, and it did not join"),
+        ("detail = replace(detail, 'elsewhere', 'somewhere')", "somewhere: it joined, but the goal does not name it"),
+        ("kind = 'noted'", "elsewhere: the goal names it, but it did not join"),
     ],
 )
 async def test_verify_sees_an_instrument_that_the_goal_does_not_name(
@@ -250,7 +250,7 @@ async def test_verify_sees_instruments_that_joined_in_another_order(tmp_path: Pa
     assert differences(made) == []
     with made.store._db.engine.begin() as connection:
         connection.execute(text('UPDATE campaigns SET goal = replace(goal, \'"one", "two"\', \'"two", "one"\')'))
-    assert "one: it joined, and neither the goal names it there" in "; ".join(differences(made))
+    assert "one: it joined, but the goal does not name it there" in "; ".join(differences(made))
 
 
 async def test_a_vetoed_confirmation_tested_nothing(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ async def test_a_study_is_not_scored_on_another_instrument_of_the_campaign(tmp_p
         ({"factors": ["max_tokens"]}, "factors.max_tokens: poorer has no factor"),
         ({"set": {"max_tokens": 64}}, "set.max_tokens: poorer has no factor"),
         ({"objective": {"metric": "final_reward"}}, "objective.metric: poorer has no metric"),
-        ({"objective": {"margin": 0.05}}, "objective.margin: stands for one metric"),
+        ({"objective": {"margin": 0.05}}, "objective.margin: applies to one metric"),
         ({"factors": {"temperature": [9.0]}}, "on simulation: temperature goes from"),
         ({"instruments": ["simulation", "simulation"]}, "names one of them twice"),
     ],

@@ -67,7 +67,7 @@ def said(capsys: Capture, code: int, *words: str) -> Any:
         ("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: [learning_rte]\n", "learning_rate"),
         (
             "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: [{kl: [0.1]}]\n",
-            "factors: a list takes names of factors only",
+            "factors: a list can only name factors",
         ),
         (
             "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: {kl: [0.1, 7]}\n",
@@ -133,7 +133,7 @@ def test_a_budget_that_pays_for_no_study_is_refused_before_anything_is_recorded(
     file.write_text("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 10}\nfactors: {kl: [0.1]}\n")
     assert main(["campaign", "start", str(file)]) == 4
     refused = capsys.readouterr().err
-    assert "goal.yaml:3: budget: it pays for no first study" in refused
+    assert "goal.yaml:3: budget: too small for a first study" in refused
     enough = re.search(r": trials ([0-9]+) would do", refused)
     assert enough is not None
     file.write_text(file.read_text().replace("trials: 10", f"trials: {enough[1]}"))
@@ -154,16 +154,16 @@ def test_it_says_what_was_found_and_verifies_it(done: MadeUpCampaign, tmp_path: 
     with tarfile.open(target) as archive:
         assert f"{done.id}/campaign.json" in archive.getnames()
     assert main(["campaign", "tell", "more of it"]) == 1
-    assert "cannot be told anything any more" in capsys.readouterr().err
+    assert "can no longer be told anything" in capsys.readouterr().err
 
 
 def test_people_steer_one_that_waits(waiting: MadeUpCampaign, tmp_path: Path, capsys: Capture) -> None:
     assert said(capsys, 3, "status")["waits_for"] == {"decision": 1, "needs": "approval"}
     assert said(capsys, 0, "tell", "leave the temperature alone")["told"] == "leave the temperature alone"
     assert main(["campaign", "tell", "latest", "rates diverge"]) == 0
-    assert "nothing else comes of it" in capsys.readouterr().out
+    assert "has no other effect" in capsys.readouterr().out
     assert main(["campaign", "tell", "latest", "leave it", "--leave", "temprature"]) == 2
-    assert "'temprature' is no factor of this campaign; did you mean temperature?" in capsys.readouterr().err
+    assert "'temprature' is not a factor of this campaign; did you mean temperature?" in capsys.readouterr().err
     assert said(capsys, 0, "tell", "latest", "leave it", "--leave", "temperature, learning_rate")["leave"] == [
         "temperature",
         "learning_rate",

@@ -336,7 +336,7 @@ async def test_a_campaign_hears_words_and_an_approval_of_the_decision_that_waits
         await agent.told("campaign_tell", words="rates diverge")
         (said,) = observe(home.store, made.id).said
         assert (said.words, said.by) == ("rates diverge", "ada through MCP")
-        assert "is no factor" in await agent.refused("campaign_tell", words="leave it", leave=["weather"])
+        assert "is not a factor" in await agent.refused("campaign_tell", words="leave it", leave=["weather"])
         assert (await agent.told("campaign_tell", words="leave it", leave=["learning_rate"]))["leave"] == [
             "learning_rate"
         ]

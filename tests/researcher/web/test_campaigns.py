@@ -148,7 +148,7 @@ async def test_a_study_is_asked_for_on_the_page(page: WebPage, browser: httpx.As
     text = "compare: {temperature: {levels: [1.25]}}\r\nseeds: {min: 3, max: 3}"
     assert (await send(browser, made.id, "study", text=text)).status_code == 400  # nothing is expected of it
     wrong = await send(browser, made.id, "study", text=text + "\r\nclaim: increase", words="warmer is better")
-    assert (wrong.status_code, "the text:3: claim: it is the campaign" in wrong.text) == (400, True), wrong.text
+    assert (wrong.status_code, "the text:3: claim: the campaign sets it" in wrong.text) == (400, True), wrong.text
     assert made.store.campaigns.events(made.id) == []
     assert (await send(browser, made.id, "study", text=text, words="warmer is better")).status_code == 303
     await made.to(CampaignStatus.WAITING)

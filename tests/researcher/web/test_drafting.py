@@ -155,7 +155,7 @@ async def test_a_campaign_that_runs_is_not_started_again(page: WebPage, browser:
     ("old", "new", "says"),
     [
         ("budget", "bugdet", "line 3: <code>bugdet</code>: unknown field (did you mean 'budget'?)"),
-        ("trials: 100", "trials: 10", "line 3: <code>budget</code>: it pays for no first study"),
+        ("trials: 100", "trials: 10", "line 3: <code>budget</code>: too small for a first study"),
         ("kl: [0.1]", "lk: [0.1]", "line 4: <code>factors.lk</code>: arithmetic has no factor 'lk'"),
         ("kl: [0.1]", "kl: [7]", "line 4: <code>factors.kl</code>"),
         ("[arithmetic]", "[/tmp/anything]", "line 2: <code>instruments</code>: only installed instruments"),
@@ -192,7 +192,7 @@ async def test_a_goal_that_the_planner_does_not_understand_gives_a_file_to_edit_
     listed = "Ablate DAPO on countdown: (a) vanilla GRPO, (b) with clip-higher 0.28"
     bundles = await send(browser, "/draft/campaign", topic=listed, text=GOAL_FILE)
     assert bundles.status_code == 400
-    assert "that is one study" in bundles.text
+    assert "that is a single study" in bundles.text
     assert text_in(bundles.text) == GOAL_FILE
 
 
