@@ -70,7 +70,7 @@ class BuiltinStrategist:
 def proposals(seen: Seen) -> list[Proposal]:
     """Return the alternatives for the next step. The last one ends the campaign, in case the budget pays for none of the others.
 
-    While another instrument may still have its turn, the first attempt leaves that one out.
+    While another instrument may still have its turn, the first attempt leaves that ending out.
     """
     turns = _turns(seen)
     found = _less_vetoed(turns[0], seen)

@@ -1,4 +1,4 @@
-"""Verdicts, and the report with its claims."""
+"""Verdicts on hypotheses, and reports with their claims."""
 
 from __future__ import annotations
 

@@ -72,9 +72,7 @@ class PlanTampered(StoreError):
 
 class Unreadable(StoreError):
     def __init__(self, what: str, problem: str) -> None:
-        super().__init__(
-            f"{what} in the database cannot be read; somebody changed them after they were written: {problem}"
-        )
+        super().__init__(f"{what} in the database cannot be read; the data was changed after it was written: {problem}")
 
 
 class OverBudget(StoreError):

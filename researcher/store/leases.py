@@ -50,12 +50,12 @@ class Leases(Part):
 
     @retried
     def release(self, study_id: str, token: int) -> None:
-        """Release the study. Does nothing if the lease was superseded."""
+        """Release the lease. Do nothing if it was superseded."""
         self._release(owned_resource(study_id), token)
 
     @retried
     def holder(self, study_id: str) -> LeaseInfo | None:
-        """Return the lease of the study's owner, or None. It may have expired."""
+        """Return the study's lease, or None if nobody has it. It may have expired."""
         return self._holder(owned_resource(study_id))
 
     @retried

@@ -51,7 +51,7 @@ _METRICS_PER_BATCH = 1000  # MLflow's limit
 
 
 def default_tracking_uri(environ: Mapping[str, str] | None = None) -> str:
-    """`MLFLOW_TRACKING_URI`, else a SQLite file in the user data directory."""
+    """Return `MLFLOW_TRACKING_URI`, or else the URI of a SQLite file in the user data directory."""
     env = os.environ if environ is None else environ
     return env.get("MLFLOW_TRACKING_URI") or sqlite_url(user_data_dir(env) / "mlflow.db")
 

@@ -99,7 +99,7 @@ def resolved(reference: str, known: Sequence[str], prefix: str, kind: str, listi
     Args:
         known: all ids, newest first; not empty.
         prefix: `st-` or `ca-`.
-        kind: what the ids are ids of, for error texts.
+        kind: what the ids belong to (`study` or `campaign`), for error texts.
         listing: the command that lists them, for error texts.
     Raises: NotFound, Ambiguous.
     """

@@ -217,7 +217,7 @@ def test_a_row_that_cannot_be_read_is_named_in_one_line(
     _changed(database, change)
     assert main(["verify", written]) == FAILED
     said = capsys.readouterr().err
-    assert "cannot be read; somebody changed them after they were written" in said
+    assert "cannot be read; the data was changed after it was written" in said
     assert said.count("\n") == 1
 
 
