@@ -43,7 +43,7 @@ _WIDE = 20
 _MOST_CONFIRMATIONS = 3
 _MOST_SEEDS = 60
 _SHRUNK = 0.6
-"""Share of an explored effect that a confirmation is planned to detect, because the best-looking setting looks better than it is."""
+"""Share of an explored effect that a confirmation is planned to detect, because the setting that looks best usually looks better than it is."""
 _MATTERS = 0.5
 """How much better a setting has to look before a confirmation is worthwhile, as a share of the margin."""
 _HOPE = 0.25
@@ -140,7 +140,7 @@ def _spent_share(view: View) -> float:
 
 
 def _carried_over(view: View) -> Proposal | None:
-    """Propose to confirm, on this instrument, the newest setting that another has confirmed and this one has not tested."""
+    """Propose to confirm, on this instrument, the newest setting that another instrument confirmed and this one has not tested."""
     for study, levels in reversed(view.confirmed_elsewhere()):
         if levels and view.can_set(levels) and not view.tests(levels) and not view.touched(levels):
             return _also(view, study, levels)
@@ -308,7 +308,7 @@ class Surface:
 
 
 def _kernel(dimensions: int) -> Any:
-    """Return A kernel that is smooth over a few steps of each factor, plus a linear part."""
+    """Return a kernel that is smooth over a few steps of each factor, plus a linear part."""
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 
     smooth = ConstantKernel(PRIOR_MARGINS**2, (0.25, 100.0)) * RBF(np.full(dimensions, 2.0), (0.7, 8.0))

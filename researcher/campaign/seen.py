@@ -139,8 +139,8 @@ class Left(StrictModel):
 
 
 class Said(StrictModel):
-    """What a person said when telling, vetoing, amending or answering; or why an instrument was not written. It is data for the
-    decision, never an instruction to the code."""
+    """A person's message, veto, amendment or answer; or the reason why an instrument was not written. It is data for the decision,
+    never an instruction to the code."""
 
     kind: Literal["told", "vetoed", "amended", "answered", "unwritten"]
     words: str

@@ -328,9 +328,9 @@ class AttemptRun:
         return self._store.journal.last(self._work.study_id, EXCUSED, run=run_id)
 
     def _mended_by_hand(self, attempt: AttemptRecord, run_id: str) -> bool:
-        """Return whether the study failed during this attempt, after losses were last excused, so that a person has resumed it.
+        """Return whether the study has failed during this attempt since its losses were last excused.
 
-        A pause alone excuses nothing.
+        If so, a person has resumed it after repairing the code. A pause excuses nothing.
         """
         noted = self._excused(run_id)
         failed = self._store.journal.last(self._work.study_id, "study", status=StudyStatus.FAILED.value)

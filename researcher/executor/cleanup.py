@@ -1,8 +1,8 @@
-"""Exports the trained models of a study's trials from the state of the servers that the study started; ends what is left running.
+"""Exports the trained models of a study's trials from the state of the servers that the study started.
 
 Each model goes to `models/STAGE/ARM-seedN` in the study's folder, a trial's further models to `…-ROLE`. The servers have ended
 by then: `swarm models export` reads their state, in a separate process, because this one must not import torch. Models that
-were already exported are not exported again.
+were already exported are not exported again. `end_left_of` ends what a study left running.
 """
 
 from __future__ import annotations

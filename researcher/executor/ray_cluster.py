@@ -71,7 +71,7 @@ class SeenJob:
 
     Attributes:
         status: Ray's name of the status.
-        lost: why the job ended, if that was not because its command ended.
+        lost: why the job ended, unless its command ended on its own.
         message: Ray's message, with the end of the output if the command failed.
     """
 

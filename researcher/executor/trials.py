@@ -371,7 +371,7 @@ class Executor:
         self._tell(this, key, trial.status, len(this.curves[key]), note)
 
     def _next(self, this: _Round, site: Site) -> str | None:
-        """Take the first trial that this site may run out of the queue, and return its key.
+        """Remove the first trial that this site may run from the queue, and return its key.
 
         A trial under way stays on its servers. If servers take turns, only trials of the first remaining seed may begin: later
         seeds wait until the other models have had their turn.

@@ -28,7 +28,7 @@ class CopyFailed(Exception):
 
 
 class CopySink(ABC):
-    """A copy of the records. Call `drain` regularly and once at the end, if you like in a separate thread."""
+    """A copy of the records. Call `drain` regularly and once at the end. It may run in a separate thread."""
 
     name: ClassVar[str]
     """Key of this sink's deliveries. It must never change."""
