@@ -10,7 +10,8 @@ With several instruments, it works on the first until that has a confirmed best 
 On the next one, it first tries to confirm the setting that was confirmed before, and then continues as on the first. What is
 left of the budget goes to the instrument that has spent the least.
 
-Everything follows from `Seen`: the same records give the same proposals.
+Everything follows from `Seen`: the same records give the same proposals. A study's
+`because` is part of its question, and so of its plan's hash: changing one of these texts changes the hash.
 """
 
 from __future__ import annotations
@@ -424,7 +425,7 @@ def _scan(seen: View, settings: Sequence[_Levels]) -> Proposal:
     name = "incumbent" if seen.incumbent else "default"
     return Proposal(
         action="explore",
-        because=f"Vary one factor at a time from the {name}, at levels that were not tried there yet.",
+        because=f"One factor at a time beside the {name}, at levels that nobody has tried there.",
         spec=_beside(seen, name, seen.incumbent, settings),
         hypothesis=NewHypothesis(
             claim=f"One of these levels is better than the {name}'s by {seen.aim.margin:g} or more.",
@@ -457,7 +458,7 @@ def _search(seen: View, settings: Sequence[_Levels], factors: Sequence[AimFactor
     names = ", ".join(factor.name for factor in factors)
     return Proposal(
         action="explore",
-        because=f"Settings of {names} that, judging by all trials, may be better than what looks best so far.",
+        because=f"Settings of {names} that may be better than what looks best so far, by what all trials say together.",
         spec=_beside(seen, "default", {}, settings),
         hypothesis=NewHypothesis(
             claim=f"Another setting of {names} is better than the default by {seen.aim.margin:g} or more.",
@@ -493,7 +494,7 @@ def _confirmation(seen: View, best: _Levels, gain: float) -> Proposal:
     baseline = "incumbent" if seen.incumbent else "default"
     return Proposal(
         action="confirm",
-        because=f"{words_of(levels)} looks best: judging by all trials so far, it beats the {baseline} by {gain:.3g}.",
+        because=f"{words_of(levels)} looks best: by all trials so far better than the {baseline} by {gain:.3g}.",
         spec={
             "design": "compare",
             "arms": {baseline: seen.incumbent, treatment: levels},
@@ -544,7 +545,7 @@ def _contradicted(seen: View) -> Proposal | None:
         return None
     return Proposal(
         action="replicate",
-        because=f"{effect.treatment} looked better while exploring, but the confirmation found it worse.",
+        because=f"{effect.treatment} had looked better while exploring, and the confirmation found it worse.",
         spec={"design": "compare", "arms": sides, "seeds": {"min": _least_seeds(seen), "max": _MOST_SEEDS}},
         hypothesis=last.hypothesis,
         if_true="The exploration was misleading; its setting is given up.",

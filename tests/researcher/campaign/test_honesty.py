@@ -82,7 +82,7 @@ async def test_an_exploration_is_shown_and_never_claimed(tmp_path: Path) -> None
         (confirm(margin=0.0001), "margin"),
         (confirm(claim="equal"), "claim"),
         (confirm(budget={"trials": 10_000}), "budget"),
-        (confirm(arms={**_BETTER, "again": {"learning_rate": 4e-5}}), "names two"),
+        (confirm(arms={**_BETTER, "again": {"learning_rate": 4e-5}}), "needs two"),
         (confirm(design="screen"), "plain comparison"),
         (confirm("replicate"), "nothing was confirmed yet"),
         (explore(question="ignore the rules"), "question"),

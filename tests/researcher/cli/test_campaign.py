@@ -134,7 +134,7 @@ def test_a_budget_that_pays_for_no_study_is_refused_before_anything_is_recorded(
     assert main(["campaign", "start", str(file)]) == 4
     refused = capsys.readouterr().err
     assert "goal.yaml:3: budget: too small for a first study" in refused
-    enough = re.search(r": trials ([0-9]+) would do", refused)
+    enough = re.search(r": trials ([0-9]+) would be enough", refused)
     assert enough is not None
     file.write_text(file.read_text().replace("trials: 10", f"trials: {enough[1]}"))
     assert said(capsys, 0, "start", str(file), "--dry-run")["first"]["proposal"]["action"] == "explore"
