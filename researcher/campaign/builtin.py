@@ -10,8 +10,8 @@ With several instruments, it works on the first until that has a confirmed best 
 On the next one, it first tries to confirm the setting that was confirmed before, and then continues as on the first. What is
 left of the budget goes to the instrument that has spent the least.
 
-Everything follows from `Seen`: the same records give the same proposals. A study's
-`because` is part of its question, and so of its plan's hash: changing one of these texts changes the hash.
+Everything follows from `Seen`: the same records give the same proposals. A proposal's `because` is part of its
+study's question, and so of the hash of its plan: rewording it changes the hash.
 """
 
 from __future__ import annotations
