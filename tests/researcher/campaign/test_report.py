@@ -54,7 +54,7 @@ async def test_a_claim_about_training_says_how_its_arms_do_on_held_out_tasks_and
     assert problems(made) == []
     with create_engine(made.store.url).begin() as database:
         database.execute(text("UPDATE trial_metrics SET value = 1 WHERE name = 'eval_success_after'"))
-    assert {line.split(" says ")[0] for line in problems(made)} == {"report.md", "report.html"}
+    assert {line.split(" does not ")[0] for line in problems(made)} == {"report.md", "report.html"}
 
 
 async def test_a_report_from_before_still_holds_and_is_written_anew_with_the_scores(tmp_path: Path) -> None:
