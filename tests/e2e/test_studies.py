@@ -213,7 +213,7 @@ def test_a_study_whose_terminal_is_closed_holds_no_server(machine: Machine) -> N
         assert _alive(machine)
         for _ in range(2):
             process.send_signal(signal.SIGHUP)
-        assert "goes on" in process.stdout.read()
+        assert "continues it" in process.stdout.read()
     assert process.returncode == 130
     assert not _alive(machine)
 
