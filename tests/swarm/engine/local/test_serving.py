@@ -73,7 +73,7 @@ async def test_weights_that_are_gone_before_they_are_looked_at_are_an_error_of_t
         return 1, "0"
 
     monkeypatch.setattr(engine.trainer, "export", lost)
-    with pytest.raises(EngineError, match="cannot be read"):
+    with pytest.raises(EngineError, match="cannot read the weights"):
         await engine.serve(VERSION)
 
 
