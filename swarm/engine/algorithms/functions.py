@@ -88,7 +88,7 @@ class Update:
         facts = self.facts
         if facts.old_U is None or facts.entropy_U is None:
             raise ValueError(
-                "a function over an update needs old_U and entropy_U, the log-probabilities and entropies before the step"
+                "a user's function needs old_U and entropy_U, the log-probabilities and entropies before the step"
             )
         sizes = torch.tensor([size for _, size in self.calls])
         entries = torch.tensor([self.episodes.of_call[name] for name, _ in self.calls])

@@ -415,4 +415,4 @@ def _refuse_other_names(model: PreTrainedModel, path: Path) -> None:
             stored.update(opened.keys())
     missing = [name for name, _ in model.named_parameters() if name not in stored]
     if missing:
-        raise UnsupportedModel(f"{path.name} stores no weights under the names of these trained ones: {missing[:3]}")
+        raise UnsupportedModel(f"{path.name} stores no weights with the names of these trained weights: {missing[:3]}")

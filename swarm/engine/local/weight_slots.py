@@ -42,7 +42,7 @@ class WeightSlots:
         self.path, self._lock = self._made()
 
     def restore(self) -> None:
-        """Recreate slots that somebody removed; inference keeps serving its weights from memory. Raises: OSError; may be retried."""
+        """Recreate slots that were removed; inference keeps serving its weights from memory. Raises: OSError; may be retried."""
         path, lock = self.path, self._lock
         if path is None or lock is None or not (missing := [slot for slot in _SLOTS if not (path / slot).is_dir()]):
             return

@@ -108,7 +108,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def _server(self) -> AbstractContextManager[VllmClient]:
-        """Return a context with the server for a call. Raises: EngineDown."""
+        """Return a context manager that yields the server for a call. Raises: EngineDown."""
 
     def _mask_folder(self) -> Path | None:
         """Return the folder in which the server writes sampling masks, or None if it writes none."""

@@ -76,7 +76,7 @@ class Send(Message):
 
 
 class Fingerprint(Message):
-    """Local: compute the SHA-256 of the trained weights that a checkpoint written now would record."""
+    """Local: compute the SHA-256 of the trained weights, as a checkpoint written now would record it."""
 
     command: Literal["fingerprint"] = "fingerprint"
 
@@ -229,7 +229,7 @@ class Channel:
                 child = await ChildProcess.start(command(theirs.fileno()))
             ours.setblocking(False)
             return cls(child, *await asyncio.open_connection(sock=ours), name)
-        except BaseException:  # mainly cancellation: nobody else knows of the child yet
+        except BaseException:  # mainly cancellation: no one else knows of the child yet
             ours.close()
             if child is not None:
                 await child.stop(grace_s=0)
@@ -275,7 +275,7 @@ class Channel:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(ConnectionResetError(why))
-                waiting.exception()  # mark as retrieved, even if nobody waits any more
+                waiting.exception()  # mark as retrieved, even if no caller waits any more
 
     async def close(self) -> None:
         self._reading.cancel()

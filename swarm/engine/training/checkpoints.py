@@ -179,7 +179,7 @@ def opened(directory: Path, step: int, load: Callable[[Path, Mapping[str, str], 
     """
     folder = folder_of(directory, step)
     if not folder.is_dir():
-        raise EngineError(f"no checkpoint of step {step} in {directory}; it has steps {steps(directory)}")
+        raise EngineError(f"no checkpoint of step {step} in {directory}; existing steps: {steps(directory)}")
     try:
         manifest = _unchanged(folder)
         return load(folder, manifest, TrainerState.model_validate_json((folder / STATE).read_bytes()))

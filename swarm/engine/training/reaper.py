@@ -22,10 +22,10 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.|torch_|verl_weights_|vllm_dist_)[^/ ]*$")
-"""Names of shared memory that multiprocessing, torch, verl and vLLM create. Files with other names belong to whoever asked for them."""
+"""Names of shared memory that multiprocessing, torch, verl and vLLM create. We never remove files with other names."""
 _SHM = Path("/dev/shm")
 _RUNTIME_NOTE = "__KMP_REGISTERED_LIB_"
-"""The ids of the process and of its user follow."""
+"""Prefix of a file's name; the ids of the process and of its user follow."""
 NAMED_BY_PID = ("sem.loky-{pid}-*", f"{_RUNTIME_NOTE}{{pid}}_*")
 """Shared memory that is mapped under another name (loky's), or no longer mapped once it exists (that of Intel's OpenMP runtime)."""
 LOOK_EVERY_S = 10.0
@@ -124,7 +124,7 @@ def _notes_of_the_dead() -> set[str]:
 
 
 def start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since the system's start; None if there is no such process."""
+    """Return when a process started, in clock ticks since boot; None if there is no such process."""
     fields = _stat(pid)
     return None if fields is None else int(fields[19])
 

@@ -97,9 +97,7 @@ def _whole(parts: Sequence[Tensor]) -> Tensor:
         return _part(first)
     whole = torch.cat([_part(part) for part in parts], placement.dim)
     if whole.shape != first.shape:
-        raise EngineError(
-            f"the parts of a weight have the shape {tuple(whole.shape)} together, not {tuple(first.shape)}"
-        )
+        raise EngineError(f"the parts of a weight add up to the shape {tuple(whole.shape)}, not {tuple(first.shape)}")
     return whole
 
 

@@ -308,7 +308,7 @@ class Supervisor:
             _LOG.error("%s; killing and restarting it", silence.reason)
 
     def forget(self) -> None:
-        """Reset the count of failures: the child did its job, or is asked for something else."""
+        """Reset the count of failures, because the child did its job or gets other work."""
         self._failures = 0
         if self.health.failures:
             self._tell(replace(self.health, failures=0))

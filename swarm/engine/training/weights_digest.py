@@ -11,7 +11,7 @@ from torch import Tensor
 _STRIDE = 1_000_003
 """Makes the checksum depend on positions, so that it detects swapped values."""
 _SLICE = 1 << 22
-"""How many numbers of a tensor to process at a time: as 64-bit integers they take eight bytes each, on the device that trains."""
+"""Number of tensor elements to process at a time. As 64-bit integers they take eight bytes each, on the device that trains."""
 
 
 class WeightsDigest:
