@@ -22,7 +22,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.|torch_|verl_weights_|vllm_dist_)[^/ ]*$")
-"""Names of shared memory that multiprocessing, torch, verl and vLLM create. We never remove files with other names."""
+"""Names of shared memory that multiprocessing, torch, verl and vLLM create. Other mapped files are not ours to remove."""
 _SHM = Path("/dev/shm")
 _RUNTIME_NOTE = "__KMP_REGISTERED_LIB_"
 """Prefix of a file's name; the ids of the process and of its user follow."""
