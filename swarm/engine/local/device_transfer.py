@@ -27,6 +27,8 @@ _ALIGNED = 16
 """Weights begin at multiples of this many bytes."""
 _MEETING_S = 20.0
 """How long either side waits for the other to connect, in seconds."""
+_SILENCE_S = 20.0
+"""How long the trainer waits for inference to take a part, in seconds: waiting longer for a hung one, it would count as hung itself."""
 _LOOK_EVERY_S = 0.01
 
 
@@ -52,7 +54,7 @@ class _Place(NamedTuple):
 def send(path: Path, weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> str:
     """Send each weight, in its dtype from `dtypes`, to the only reader of the socket at `path`; return the weights' digest.
 
-    Raises: EngineError if no reader connects, or the reader disconnects.
+    Raises: EngineError if no reader connects, or the reader disconnects or hangs.
     """
     digest = WeightsDigest()
     device = next(iter(weights.values())).device
@@ -68,6 +70,8 @@ def send(path: Path, weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.d
                 digest.add((place.name, place.of(shared)) for place in part)
                 _finish(device)
                 reader.send(part)
+                if not reader.poll(_SILENCE_S):
+                    raise TimeoutError(f"inference has not answered for {_SILENCE_S:.0f} s")
                 reader.recv()
             reader.send(None)
     except (OSError, EOFError, RuntimeError) as error:

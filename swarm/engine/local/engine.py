@@ -313,12 +313,18 @@ class LocalEngine:
             self._kept.add_done_callback(take_exception)
             return Published(weights_dir=slot, approval=self._kept)
 
-        transfer = DeviceTransfer(socket=slot / _SOCKET, send=send, keep=keep)
+        def failed(error: Exception) -> None:
+            """Give this way up, which would fail again, unless the trainer crashed on it."""
+            if not isinstance(error, TrainerCrashed):
+                self.over_device = False
+                _LOG.warning("a transfer over the device failed; from now on weights go through host memory")
+
+        transfer = DeviceTransfer(socket=slot / _SOCKET, send=send, keep=keep, failed=failed)
         try:
             published = await self.inference.publish_over_device(transfer, version)
         except NotShared as error:
-            self.over_device = isinstance(error.__cause__, TrainerCrashed)
-            _LOG.warning("%s; from now on weights go through host memory", error)
+            _LOG.warning("%s", error)
+            failed(error.__cause__ if isinstance(error.__cause__, TrainerCrashed) else error)
             return False
         if published:
             self._slots.serves(slot)

@@ -87,11 +87,13 @@ class DeviceTransfer:
     socket: path where the trainer will send them.
     send: makes the trainer send; returns the digest of what it sent.
     keep: starts writing the same weights to a folder, for a child that starts after a crash.
+    failed: called with the error if the change fails.
     """
 
     socket: Path
     send: Callable[[], Awaitable[str]]
     keep: Callable[[], Published]
+    failed: Callable[[Exception], None]
 
 
 class VllmInference(Sampler):
@@ -216,7 +218,9 @@ class VllmInference(Sampler):
             except NotShared:
                 raise
             except (EngineError, TimeoutError) as error:
-                await self._start_with(transfer.keep(), version, silence=self._failed_to_change(error))
+                silence = self._failed_to_change(error)
+                transfer.failed(error)
+                await self._start_with(transfer.keep(), version, silence=silence)
             return True
 
     def _failed_to_change(self, error: EngineError | TimeoutError) -> Silence | None:
@@ -335,6 +339,8 @@ class VllmInference(Sampler):
             await client.resume()
             reason = sent if isinstance(sent, BaseException) else taken
             raise NotShared(f"cannot transfer weights over the device: {reason}") from reason
+        if isinstance(taken, EngineHung):  # the trainer only says that nobody answered it
+            raise taken
         for outcome in (sent, taken):
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
@@ -99,6 +100,28 @@ def test_a_reader_that_breaks_off_is_an_error_of_the_engine(
     with pytest.raises(EngineError, match="cannot send weights over the device"):
         send(tmp_path / "s", weights(), types())
     receiving.result()
+
+
+def hanging(path: Path) -> None:
+    """A reader that takes the shared memory, and then nothing."""
+    with Incoming(path):
+        time.sleep(600)
+
+
+def test_a_reader_that_hangs_does_not_make_the_trainer_hang_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = multiprocessing.get_context("spawn").Process(target=hanging, args=(tmp_path / "s",))
+    reader.start()
+    try:
+        monkeypatch.setattr(device_transfer, "_SILENCE_S", 0.1)
+        began = time.monotonic()
+        with pytest.raises(EngineError, match="has not answered"):
+            send(tmp_path / "s", weights(), types())
+        assert time.monotonic() - began < 60
+    finally:
+        reader.kill()
+        reader.join()
 
 
 def test_neither_side_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
