@@ -16,7 +16,7 @@ from researcher.cli.worker import lone_trials, setup
 from researcher.design.pricing import CALIBRATION_STEPS, arm_seconds, calibrating, timed
 from researcher.home import open_home
 from researcher.instruments.catalogue import OWN_STUDIES
-from researcher.models import StudyOptions
+from researcher.models import StudyOptions, TrialStatus
 from researcher.paces import paces_on
 from researcher.view import duration
 
@@ -66,7 +66,13 @@ def calibrate_command(args: argparse.Namespace) -> int:
     then = timed(plan, folder.instrument)
     now = timed(plan, folder.instrument, paces_on(home.store, args.server, args.engine))
     if study_id not in (now.trial_s_measured or ""):  # an older pace is no success of this trial
-        reasons = "; ".join(dict.fromkeys(trial.reason or f"{trial.key} is {trial.status}" for trial in trials))
+        missed = [trial for trial in trials if trial.status is not TrialStatus.DONE or trial.attempt > 1]
+        reasons = "; ".join(
+            dict.fromkeys(
+                trial.reason or f"{trial.key} is {trial.status} after attempt {trial.attempt}"
+                for trial in missed or trials
+            )
+        )
         answer(args.json, {"study": study_id, "trial_s": None, "reason": reasons}, f"{study_id}: no pace ({reasons})")
         return FAILED
     took, guessed = (max(arm_seconds(each).values()) for each in (now, then))

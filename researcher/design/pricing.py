@@ -66,7 +66,7 @@ class Pace:
 
     @classmethod
     def calibrated(cls, study: str, plan: Plan, trials: Sequence[TrialRecord], events: Iterable[Event]) -> Pace | None:
-        """Return the pace that a calibration's trials show: the mean over those that succeeded on the first attempt.
+        """Return the mean pace of a calibration's trials. None unless all succeeded on the first attempt: each measures another model.
 
         These trials are too short for their total time to be proportional to that of full trials, so steps are timed separately.
         """
@@ -77,7 +77,7 @@ class Pace:
                 usual = statistics.median(step_s[1:])
                 steps.append(usual / _episodes(plan.run, plan.levels_of(plan.arm(trial.arm))))
                 around.append(seconds - usual * len(step_s))
-        if not steps:
+        if not steps or len(steps) < len(trials):
             return None
         return cls(
             study=f"{CALIBRATION_STEPS} steps of {study}",

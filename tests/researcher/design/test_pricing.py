@@ -180,6 +180,14 @@ def test_a_calibration_that_shows_no_second_step_is_no_pace() -> None:
     assert calibrated(planned(), 100.0, 30.0, 10.0, 10.0, attempt=2) is None
 
 
+def test_a_calibration_of_several_models_of_which_one_failed_is_no_pace() -> None:
+    short = calibrating(planned())
+    [small] = took(short, 100.0, series={"step_s": [(1, 30.0), (2, 10.0), (3, 10.0)]})
+    [large] = took(short, 900.0, status=TrialStatus.FAILED, reason="no memory", arm=short.arms[1].name)
+    assert Pace.calibrated("st-short", short, [small], ()) is not None
+    assert Pace.calibrated("st-short", short, [small, large], ()) is None
+
+
 def test_a_calibrations_trials_are_short_in_every_arm() -> None:
     steps = {"steps": {"baseline": 6, "levels": [30]}}
     plan = planned(compare=steps)
