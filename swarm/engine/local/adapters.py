@@ -25,31 +25,49 @@ class Adapters:
     """Adapters inserted into a model, until `remove`. Inserting them freezes the model's own weights and drops their values, which the
     caller must set again.
 
-    Raises: EngineError when a target names no linear layer of the model's body.
+    Raises: EngineError when a target names no linear layer of the model's body. Whatever is raised, the model has its original layers.
     """
 
     def __init__(self, model: nn.Module, spec: LoraSpec, seed: int) -> None:
-        from peft import LoraConfig, LoraModel
-
         require_layers(spec.targets, _layers(model))
-        alpha: Any = spec.alpha  # peft's annotation is int, but it takes any number
-        config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=list(spec.targets), lora_dropout=0.0)
         for weight in model.parameters():
             # peft creates adapters in the dtype of the adapted weights; these need no memory yet.
             weight.data = torch.zeros((), device=weight.device).expand(weight.shape)
+        self.spec = spec
+        self._model = model
+        try:
+            self.start = self._added(seed)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _added(self, seed: int) -> dict[str, Tensor]:
+        """Insert the adapters; return their initial values."""
+        from peft import LoraConfig, LoraModel
+
+        alpha: Any = self.spec.alpha  # peft's annotation is int, but it takes any number
+        config = LoraConfig(
+            r=self.spec.rank, lora_alpha=alpha, target_modules=list(self.spec.targets), lora_dropout=0.0
+        )
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self._tuner = LoraModel(model, {_ADAPTER: config}, _ADAPTER)
-        self.spec = spec
-        for name, weight in model.named_parameters():
+            LoraModel(self._model, {_ADAPTER: config}, _ADAPTER)
+        for name, weight in self._model.named_parameters():
             weight.requires_grad_(name.endswith((_A, _B)))
-        self.start = {
-            name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad
-        }
+        trained = [(name, weight) for name, weight in self._model.named_parameters() if weight.requires_grad]
+        return {name: weight.detach().clone() for name, weight in trained}
 
     def remove(self) -> None:
-        """Restore the model's original layers."""
-        for weight in self._tuner.unload().parameters():
+        """Restore the model's original layers, also if only some have adapters yet."""
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        for parent in [*self._model.modules()]:
+            for name, layer in [*parent.named_children()]:
+                if isinstance(layer, BaseTunerLayer):
+                    setattr(parent, name, layer.get_base_layer())
+        if hasattr(self._model, "peft_config"):
+            del self._model.peft_config
+        for weight in self._model.parameters():
             weight.requires_grad_(True)
 
 

@@ -223,7 +223,9 @@ class Policy:
         """Copy the start weights to float32 parameters."""
         for name, weight in self.model.named_parameters():
             start = self.start[name]
-            if weight.dtype is torch.float32 and weight.data_ptr() != start.data_ptr():
+            # Adapters that could not be inserted leave weights without memory.
+            own = weight.is_contiguous() and weight.data_ptr() != start.data_ptr()
+            if own and weight.dtype is torch.float32:
                 weight.copy_(start)
             else:
                 weight.data = start.to(weight.device, torch.float32, copy=True)

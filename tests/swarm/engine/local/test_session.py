@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from swarm.engine.training.channel import (
     Export,
     Fingerprint,
     OpenRun,
+    Reply,
     Request,
     RunClosed,
     Send,
@@ -131,6 +134,41 @@ def test_a_request_besides_a_step_without_enough_memory_is_refused_and_the_train
         session.open_run(wanted)
     assert session.fingerprint() == whole
     assert session.train(second).step == 2
+
+
+@pytest.mark.parametrize("then", ["full", LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("where", ["peft.tuners.lora.layer.LoraLayer.reset_lora_parameters", "torch.Tensor.clone"])
+def test_a_run_opens_as_ever_after_one_whose_adapters_found_too_little_memory(
+    where: str, then: Any, tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some layers have adapters, or all do."""
+
+    def opened(session: LocalSession, run_id: str, parameters: Any) -> Reply:
+        spec = branching_batch(parameters=parameters).spec
+        command = OpenRun(run_id=run_id, branch=0, spec=spec, directory=tmp_path / run_id, at_step=None)
+        return session.answer(Request(number=1, command=command))
+
+    session, fresh = (
+        LocalSession(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock()) for _ in range(2)
+    )
+    with monkeypatch.context() as patched:
+        name, _, method = where.rpartition(".")
+        owner = pkgutil.resolve_name(name)
+        usual, calls = getattr(owner, method), itertools.count()
+
+        def full(*given: Any, **named: Any) -> Any:
+            if next(calls) >= 3:
+                raise OUT_OF_MEMORY[0]
+            return usual(*given, **named)
+
+        patched.setattr(owner, method, full)
+        failure = opened(session, "run-1", LORA).failure
+    assert failure is not None
+    assert failure.text.startswith("opening the run ran out of memory")
+    for each in (session, fresh):
+        assert opened(each, "run-2", then).failure is None
+        each.train(branching_batch(parameters=then))
+    assert session.fingerprint() == fresh.fingerprint()
 
 
 @pytest.mark.parametrize("half_way", [False, True])
