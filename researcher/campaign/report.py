@@ -29,7 +29,7 @@ from researcher.models import (
     StudyStatus,
     TrialStatus,
 )
-from researcher.report.writer import digest, html_templates, markdown_templates, tidy
+from researcher.report.writer import digest, html_templates, markdown_templates, tidy, wording
 from researcher.store.store import Store
 from researcher.study.plan import Verdict
 
@@ -38,6 +38,8 @@ REPORT = "report"
 """Kind of the journal entry with the digests of the written files."""
 HELD_OUT = "held_out"
 """Field of that entry: whether the answer says how confirmed arms do on held-out tasks. Reports of earlier versions do not."""
+WORDING = "wording"
+"""Field of that entry: `campaign_wording` of the version that wrote the report. Earlier versions did not record it."""
 _SCORES: Mapping[MetricKind, str] = {"heldout_accuracy": "accuracy", "heldout_reward": "reward"}
 
 
@@ -154,9 +156,14 @@ def write_campaign_report(
     digests = {name: digest(text.encode()) for name, text in files.items()}
     earlier = store.campaigns.events(campaign_id, REPORT)
     if not earlier or earlier[-1].detail["files"] != digests:
-        written = {"files": digests, "status": status, "reason": reason, HELD_OUT: True}
+        written = {"files": digests, "status": status, "reason": reason, HELD_OUT: True, WORDING: campaign_wording()}
         store.campaigns.record(campaign_id, REPORT, written)
     return folder
+
+
+def campaign_wording() -> str:
+    """Return a digest of the code and templates that determine the report's text."""
+    return wording(Path(__file__).parent)
 
 
 def rendered(page: CampaignPage) -> dict[str, str]:

@@ -100,10 +100,10 @@ def claims_digest(claims: Sequence[Claim]) -> str:
 
 
 @cache
-def wording() -> str:
-    """Return a digest of the code and templates that determine a report's text. Texts are only sure to be equal, for equal
-    records, if the digests are equal."""
-    folders = (TEMPLATES.parent, TEMPLATES.parents[1] / "analysis")
+def wording(*further: Path) -> str:
+    """Return a digest of the code and templates that determine a report's text, including the code in `further` folders. Texts are
+    only sure to be equal, for equal records, if the digests are equal."""
+    folders = (TEMPLATES.parent, TEMPLATES.parents[1] / "analysis", *further)
     parts = [f"{name}\0".encode() + file.read_bytes() for folder in folders for name, file in visible_files(folder)]
     return digest(b"\0".join(parts))
 

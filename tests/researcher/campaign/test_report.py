@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from foundation.paths import write_atomically
-from researcher.campaign.report import REPORT, campaign_page, held_out_text, rendered
+from researcher.campaign.report import REPORT, campaign_page, campaign_wording, held_out_text, rendered
 from researcher.campaign.seen import Levels
 from researcher.campaign.verify import verify_campaign
 from researcher.instruments.instrument import Metric
@@ -69,6 +69,33 @@ async def test_a_report_from_before_still_holds_and_is_written_anew_with_the_sco
     await made.carry_out()
     assert SENTENCE in (tmp_path / made.id / "report.md").read_text()
     assert problems(made) == []
+
+
+async def test_another_versions_words_hold_with_the_same_numbers_and_this_versions_only_as_they_are(
+    tmp_path: Path,
+) -> None:
+    made = await carried_out(tmp_path)
+    ours = rendered(campaign_page(made.store, made.id))
+
+    def recorded(change: tuple[str, str], **said: str) -> list[str]:
+        told = {name: each.replace(*change) for name, each in ours.items()}
+        assert told != ours
+        for name, each in told.items():
+            write_atomically(tmp_path / made.id / name, each.encode())
+        files = {name: digest(each.encode()) for name, each in told.items()}
+        made.store.campaigns.record(
+            made.id, REPORT, {"files": files, "status": None, "reason": None, "held_out": True, **said}
+        )
+        return problems(made)
+
+    words, number = ("Explorations show", "What was explored shows"), ("Explorations show", "17 explorations show")
+    assert recorded(words) == []
+    assert recorded(words, wording="another") == []
+    assert {line.split(" does not ")[0] for line in recorded(number, wording="another")} == {"report.md", "report.html"}
+    assert {line.split(" does not ")[0] for line in recorded(words, wording=campaign_wording())} == {
+        "report.md",
+        "report.html",
+    }
 
 
 async def test_nothing_is_said_of_held_out_tasks_where_nothing_was_recorded(tmp_path: Path) -> None:
