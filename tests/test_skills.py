@@ -152,7 +152,7 @@ def test_the_guides_table_has_every_tool_with_what_it_takes() -> None:
     section = (
         (ROOT / "docs" / "guides" / "coding-agents.md")
         .read_text()
-        .split("| tool | does what | with |\n")[1]
+        .split("| tool | does | arguments |\n")[1]
         .split("\n\n")[0]
     )
     rows = [
