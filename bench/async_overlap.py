@@ -1,4 +1,4 @@
-"""How many more episodes per hour come of it when the next batch is sampled while slow tools hold this one up?
+"""How many more episodes per hour result from sampling the next batch while slow tools hold up the current one?
 
 One real server (vLLM and the trainer) and one agent. The agent is asked for a one-digit sum, passes its answer to a tool, is asked
 again with the tool's output, and passes that answer to the tool. A tool takes log-normal time, median 2 s and sigma 1, the same for

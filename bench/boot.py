@@ -1,4 +1,4 @@
-"""How long until inference on the CPU answers its first call: with vLLM's engine core forked from its server, and spawned anew?
+"""How long until inference on the CPU answers its first call, with vLLM's engine core forked from its server or spawned?
 
 The two ways take turns. Run it on an idle machine. If this machine's server does not fork its core, only vLLM's way is timed.
 """

@@ -1,4 +1,4 @@
-"""Do campaigns claim only what is so, and do they find what is there?
+"""Do campaigns claim only what is true, and do they find the effects that exist?
 
 Simulated campaigns with a known truth. The real code plans, judges, ranks and decides; random trials take the place of servers.
 Eight factors of the simulation instrument, each with its levels; rewards are in margins.

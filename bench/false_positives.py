@@ -1,4 +1,4 @@
-"""How often does a study claim what is not so, miss what is, or give an interval without the truth in it?
+"""How often does a study claim an effect that does not exist, miss one that does, or report an interval without the truth?
 
 Studies with a known truth. The built-in planner plans them from topics and the real statistics decide them; 200 of 2,000 also go
 through the whole executor (with a simulated server and an injected clock). Seeds are drawn at run time and printed; `--seed` repeats.

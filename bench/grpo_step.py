@@ -1,4 +1,4 @@
-"""How long does one GRPO step take, beside TRL on the same model, tasks and lengths?
+"""How long does one GRPO step take, compared with TRL on the same model, tasks and lengths?
 
 A step is 64 completions of at most 32 tokens (8 sums, 8 completions of each), one optimiser step, and whatever it takes
 until the next completions come from the new weights. Ours: the local engine, driven as the server drives it (64 calls at

@@ -1,4 +1,4 @@
-"""Does an agent learn here, on two cores: do held-out rewards rise, against a control with a learning rate of zero?
+"""Does an agent learn on two cores: do held-out rewards rise, compared with a control whose learning rate is zero?
 
 `python -m bench.learning --what NAME [--seeds N] [--limit-s S] [--engine echo] [--results DIR]`: *mix* is the instrument
 `cocktail` (three families of tasks, 40/30/30), *team* two models with a server each; *grpo*, *rloo*, *ppo*, *dapo* and *lora*

@@ -17,12 +17,12 @@ from bench.gate import GATES, ROOT, Line, kept, summary
 PAGE = ROOT / "docs" / "performance.md"
 HEAD = """# Performance, measured
 
-`python -m bench.page` writes this page from `bench/results/*.jsonl`, and a test compares the two. Each section is what `python -m bench.NAME` said once, on two CPU cores or on
-one NVIDIA H200. Seconds hold for that machine alone; both sides of a ratio were measured in one run. The head of `bench/NAME.py` says how.
+`python -m bench.page` writes this page from `bench/results/*.jsonl`, and a test compares the two. Each section shows one run of `python -m bench.NAME`, on two CPU cores or on
+one NVIDIA H200. Seconds apply only to that machine; both sides of a ratio were measured in one run. The docstring of `bench/NAME.py` says how.
 
 ## What must not get worse
-`make bench` runs these on a machine that does nothing else, and fails when a ratio is worse than the kept one by more than the tolerance. `python -m bench.gate NAME` runs one of them; with `--keep` its lines
-become the kept ones. A `+` behind a commit means that files had been changed since; lines without a commit are older than this rule. `false_positives` has bars of its own.
+`make bench` runs these on an otherwise idle machine, and fails if a ratio is worse than the stored one by more than the tolerance. `python -m bench.gate NAME` runs one of them; with `--keep`, its result
+becomes the stored one. A `+` after a commit means that there were uncommitted changes; results without a commit are older than this rule. `false_positives` has its own limits.
 
 """
 
@@ -50,17 +50,15 @@ class Table:
         return (f"{self.title}:\n\n" if self.title else "") + markdown([heading.strip() for heading in headings], rows)
 
 
-_STEP = (
-    "s_per_step ours on sums, s | trl_s_per_step TRL, s | ratio ratio | ratio_at_floor if ours were its products alone"
-)
+_STEP = "s_per_step ours on sums, s | trl_s_per_step TRL, s | ratio ratio | ratio_at_floor ratio at our floor"
 _TURNS = "turns_s_per_step ours on turns, s | trl_turns_s_per_step TRL, s | ratio_turns ratio | dtype ours in | trl_precision TRL in"
 _TREE = (
-    "workload batch | tokens_called tokens called | tokens_tree of the tree | calls_s call by call, s | merged_s merged, s "
+    "workload batch | tokens_called tokens called | tokens_tree in the tree | calls_s call by call, s | merged_s merged, s "
     "| tree_s tree, s | ratio_vs_calls calls ÷ tree | ratio_vs_merged merged ÷ tree"
 )
-_FLOOR = "step_s train phase, s | floor_s its products alone, s | train_share_of_floor share"
+_FLOOR = "step_s train phase, s | floor_s only its products, s | train_share_of_floor share"
 _LEARNING = (
-    "setting settings | arm arm | seeds seeds | before held-out reward before | after after | seconds seconds a trial"
+    "setting settings | arm arm | seeds seeds | before held-out reward before | after after | seconds seconds per trial"
 )
 _H200 = {"check": "engine", "result": "step"}
 
@@ -84,7 +82,7 @@ SECTIONS: dict[str, list[Table]] = {
         Table(
             "gateway_overhead",
             "agents agents | streaming streams | gateway_tokens_per_s tokens/s | direct_tokens_per_s straight to vLLM | ratio ratio "
-            "| ratio_95 95 % interval | ttft_added_ms first token later, ms",
+            "| ratio_95 95 % interval | ttft_added_ms added time to first token, ms",
         )
     ],
     "async_overlap": [
@@ -98,21 +96,21 @@ SECTIONS: dict[str, list[Table]] = {
         Table("run_switch", "median_s switch, s | seconds slowest, s | boot_s boot of the server, s | ratio ratio")
     ],
     "episode_end": [
-        Table("episode_end", "clients clients | per_s episodes/s | alone_per_s of one client | ratio ratio")
+        Table("episode_end", "clients clients | per_s episodes/s | alone_per_s with one client | ratio ratio")
     ],
     "swarm_scale": [
         Table(
             "swarm_scale",
             "clients clients | per_s episodes/s | claim_p99_ms claim p99, ms | call_p99_ms call p99, ms | end_p99_ms end p99, ms "
-            "| rss_peak_mb memory at most, MB",
+            "| rss_peak_mb peak memory, MB",
         ),
         Table(
             "swarm_scale",
             "soak episodes so far | per_s episodes/s | rss_mb memory, MB | pool_mb on disk, MB",
-            "The soak",
+            "Soak test",
         ),
     ],
-    "dry_run": [Table("dry_run", "case asked by | median_s median, s | most_s most, s | bar_s bar, s")],
+    "dry_run": [Table("dry_run", "case input | median_s median, s | most_s maximum, s | bar_s limit, s")],
     "gpu_check": [
         Table(
             "gpu_check-h200",
@@ -125,7 +123,7 @@ SECTIONS: dict[str, list[Table]] = {
         Table(
             "false_positives",
             "design design | effect_margins planted effect, margins | studies studies | supported_rate supported "
-            "| equivalent_rate called equivalent | interval 99 % interval | covered intervals with the truth",
+            "| equivalent_rate called equivalent | interval 99 % interval | covered intervals that contain the truth",
         )
     ],
     "campaigns": [
@@ -138,14 +136,14 @@ SECTIONS: dict[str, list[Table]] = {
     "topics": [
         Table(
             "topics",
-            "n topics | right right | draft drafted | declined declined | wrong_silently wrong without a word",
+            "n topics | right right | draft drafted | declined declined | wrong_silently silently wrong",
         )
     ],
     "restricted_sampling": [
         Table(
             "restricted_sampling",
-            "kind kind | tokens tokens | mean mean difference | p99 p99 | ratio p99 ÷ plain sampling's | mask_bytes mask, bytes a token",
-            "Recorded less recomputed log-probabilities",
+            "kind kind | tokens tokens | mean mean difference | p99 p99 | ratio p99 ÷ plain sampling's | mask_bytes mask, bytes per token",
+            "Recorded minus recomputed log-probabilities",
         )
     ],
     "learning": [

@@ -1,4 +1,4 @@
-"""Is what the trainer computes what vLLM drew from, where a request left only a part of the vocabulary or changed the logits?
+"""Does the trainer compute the distribution that vLLM sampled from if a request restricts the vocabulary or changes the logits?
 
 `python -m bench.restricted_sampling [--tokens N]` samples at least N tokens of each kind (plain first) with SmolLM2-135M on this machine, and
 recomputes the log-probability of each in the trainer's own way. A JSON line per kind: p99 is the 99th percentile of

@@ -1,4 +1,4 @@
-"""How long after a second run is posted on a warm server is its first claim granted?
+"""How long does a warm server take from starting a second run to granting its first claim?
 
 The first run trains one step, so that the weights have to be reset, and is stopped. The time is from just before
 `POST /swarm/v1/runs` of the second run to the 200 of a claim sent right after it. seconds is the slowest of all switches,

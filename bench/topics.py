@@ -1,4 +1,4 @@
-"""How many topics become the study that they ask for, and how many a wrong one without a word?
+"""How many topics become the study that they ask for, and how many silently become a wrong one?
 
 `python -m bench.topics [--planner builtin|llm|replay] [--file FILE] [--verbose]` prints JSON lines. `expect` of a topic is a
 partial study spec of which only the stated fields count, `decline`, or `{"any_of": [...]}`. Levels are `{"any_order": [...]}`, or `{}` where any do; arms

@@ -1,4 +1,4 @@
-"""How near does a training step come to the time of its matrix products alone?
+"""How close does a training step come to the time of its matrix products?
 
     python -m bench.train_floor                 # on the recorded batch of *groups*
 
