@@ -42,7 +42,7 @@ class Attendance:
         if self.asks:
             return f"{carrier(command=self.command)} once there is an answer"
         if self.schedule is None or not self.carried:
-            return f"nobody works on it; `{self.command}` goes on"
+            return f"nobody works on it; `{self.command}` continues it"
         now = time.time()
         opening = Timetable.of_record(self.schedule).next_opening(now)
         if opening is None:
@@ -107,7 +107,7 @@ def goes_on(home: Home, study: StudyRecord) -> bool:
     return study.plan_version is not None and of_study(home, study).goes_on
 
 
-def carrier(does: str = "goes on with", command: str = "researcher resume") -> str:
+def carrier(does: str = "continues", command: str = "researcher resume") -> str:
     """Return who continues a study that was handed to the daemon: the daemon, or, if none runs, the command that starts one.
 
     `does` is the verb of the sentence. `command` continues the study on this machine.

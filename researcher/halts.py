@@ -9,14 +9,14 @@ from researcher.models import StudyStatus
 if TYPE_CHECKING:  # the store takes longer to import than a dry run takes
     from researcher.store.store import Store
 
-STOPPED_ON_REQUEST = "stopped on request; `researcher resume` goes on with it"
+STOPPED_ON_REQUEST = "stopped on request; `researcher resume` continues it"
 STOPPED_UNPLANNED = "stopped on request, before it had a plan; `researcher start` asks anew"
 
 Cause = Literal["stop", "pause", "window", "days", "budget", "gate", "rejected", "repair"]
 
 _STUDY: dict[Cause, str] = {
     "stop": STOPPED_ON_REQUEST,
-    "pause": "paused on request; `researcher resume` goes on with it",
+    "pause": "paused on request; `researcher resume` continues it",
     "window": "waits for its next window",
     "days": "its days are over; `researcher report` shows what was found",
     "budget": "its budget is spent",

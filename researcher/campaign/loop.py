@@ -107,11 +107,11 @@ class CampaignLoop:
                 return self._rest(record, record.status, record.reason or "")
             if record.stop_requested:
                 return self._rest(
-                    record, CampaignStatus.STOPPED, "stopped on request; `researcher campaign resume` goes on"
+                    record, CampaignStatus.STOPPED, "stopped on request; `researcher campaign resume` continues it"
                 )
             if record.pause_requested:
                 return self._rest(
-                    record, CampaignStatus.WAITING, "paused on request; `researcher campaign resume` goes on"
+                    record, CampaignStatus.WAITING, "paused on request; `researcher campaign resume` continues it"
                 )
             outcome = await self._next(record)
             if outcome is not None:

@@ -186,7 +186,7 @@ def stop(store: Store, campaign_id: str, reports: Path, owning: Owning) -> str:
     store.campaigns.request(campaign_id, stop=True)
     try:
         with owning(store, campaign_id) as own:
-            reason = "stopped on request; `researcher campaign resume` goes on"
+            reason = "stopped on request; `researcher campaign resume` continues it"
             write_campaign_report(own, campaign_id, reports, status=CampaignStatus.STOPPED, reason=reason)
             own.campaigns.set_status(campaign_id, CampaignStatus.STOPPED, reason)
             return "stopped"

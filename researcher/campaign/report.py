@@ -185,7 +185,7 @@ def _answer(
         found += [f"On {view.instrument}: {first}" if seen.others else first, *others]
     found += _held(seen)
     if not status.ended:
-        found.append("The campaign goes on: this is what is known so far.")
+        found.append("The campaign continues: this is what is known so far.")
     elif decisions and decisions[-1].action == "conclude":
         found.append(_upper(decisions[-1].because))
     return found

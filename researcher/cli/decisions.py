@@ -105,7 +105,7 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
     name = answer_gate(home.store, study.id, answer)
     carried = (home.store.studies.schedule(study.id) or {}).get("carried")
     goes_on = carried and not study.status.ended and not study.pause_requested
-    then = carrier() if goes_on else "`researcher resume` goes on with it"
+    then = carrier() if goes_on else "`researcher resume` continues it"
     if answer.verdict == "reject" and home.store.studies.get(study.id).status is StudyStatus.STOPPED:
         then = "the study is stopped"
     word = "approved" if answer.verdict == "approve" else "rejected"

@@ -90,7 +90,7 @@ class Campaigns(Part):
         """
         known = [each.id for each in self.all()]
         if not known:
-            raise NotFound("there are no campaigns yet; begin with `researcher campaign start GOAL.yaml`")
+            raise NotFound("there are no campaigns yet; start one with `researcher campaign start GOAL.yaml`")
         return resolved(reference, known, f"{CAMPAIGN}-", "campaign", "researcher campaign list")
 
     @retried

@@ -53,7 +53,7 @@ class Studies(Part):
         """
         known = [study.id for study in self.all()]
         if not known:
-            raise NotFound('there are no studies yet; begin with `researcher start --topic "..."`')
+            raise NotFound('there are no studies yet; start one with `researcher start --topic "..."`')
         return resolved(reference, known, "st-", "study", "researcher list")
 
     @retried

@@ -297,7 +297,7 @@ class Sheets:
             return None
         answer = gate.answer
         carried = (self._store.studies.schedule(study.id) or {}).get("carried")
-        then = carrier() if carried else f"`researcher resume {study.id}` goes on with it"
+        then = carrier() if carried else f"`researcher resume {study.id}` continues it"
         if study.status is StudyStatus.STOPPED:
             then = "the study is stopped"
         return GatePart(

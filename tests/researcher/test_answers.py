@@ -61,7 +61,7 @@ def test_the_same_in_the_terminal(home: Path, capsys: pytest.CaptureFixture[str]
     found, _ = opened(home)
     study = at_gate(found.store)
     assert main(["approve", study]) == DONE
-    assert "plan/1 approved; `researcher resume` goes on with it" in capsys.readouterr().out
+    assert "plan/1 approved; `researcher resume` continues it" in capsys.readouterr().out
     assert main(["reject", study, "--because", "too dear"]) == FAILED
     assert "answered already: approved" in capsys.readouterr().err
     assert main(["amend", study, "--seeds", "4", "--because", "more"]) == DONE

@@ -29,6 +29,7 @@ from starlette.routing import Route
 from foundation.ids import Ids
 from swarm.client.join.model import ModelRefused
 from swarm.protocol.episodes import POLICY_MODEL
+from swarm.protocol.errors import ErrorCode
 
 MAX_BODY_BYTES = 64 * 2**20
 Answer = Callable[[dict[str, Any], str | None], Coroutine[Any, Any, dict[str, Any]]]
@@ -162,7 +163,10 @@ async def _refused(request: Request, error: HTTPException) -> Response:
     message = error.detail
     if error.status_code in (404, 405):
         message = f"only POST /v1/chat/completions is answered by a person, not {request.method} {request.url.path}"
-    document = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+    code = {401: ErrorCode.UNAUTHORIZED, 404: ErrorCode.NOT_FOUND, 405: ErrorCode.NOT_FOUND}.get(
+        error.status_code, ErrorCode.INVALID_SPEC
+    )
+    document = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     return JSONResponse({"error": document}, 404 if error.status_code == 405 else error.status_code)
 
 

@@ -198,7 +198,7 @@ class Plans:
         if self.wishes.offload is False and self._would_fit(lora, offload=None):
             options.append("leave out --no-offload")
         if self.wishes.kv_bytes is not None or self.wishes.utilization is not None:
-            options.append("leave the size of the KV cache to the plan")
+            options.append("leave out --kv-cache-gib and --gpu-memory-utilization")
         if shorter >= 512 and self._would_fit(lora, model_len=shorter):
             options.append(f"serve with --max-model-len {shorter}")
         if self._would_fit(lora, memory=None):

@@ -197,12 +197,12 @@ def test_the_daemon_goes_on_once_a_person_has_answered(waiting: MadeUpCampaign, 
 def test_an_answered_one_waits_for_nobody_while_a_daemon_lives(waiting: MadeUpCampaign, capsys: Capture) -> None:
     command = f"researcher campaign resume {waiting.id}"
     with only_daemon():
-        assert said(capsys, 3, "status")["unattended"] == "the daemon goes on with it once there is an answer"
+        assert said(capsys, 3, "status")["unattended"] == "the daemon continues it once there is an answer"
         said(capsys, 0, "approve")
-        assert said(capsys, 0, "status")["unattended"] == "the daemon goes on with it"
+        assert said(capsys, 0, "status")["unattended"] == "the daemon continues it"
     assert (
         said(capsys, 3, "status")["unattended"]
-        == f"no daemon runs here: `researcher daemon` or `{command}` goes on with it"
+        == f"no daemon runs here: `researcher daemon` or `{command}` continues it"
     )
 
 

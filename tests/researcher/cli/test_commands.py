@@ -340,7 +340,7 @@ def test_the_list_says_of_a_study_whose_process_was_killed_what_status_says(
     store.leases.acquire(study, f"{socket.gethostname()}/1/0.0", ttl_s=600)
     store.close()
     main(["list"])
-    assert "nobody works on it; `researcher resume` goes on" in capsys.readouterr().out
+    assert "nobody works on it; `researcher resume` continues it" in capsys.readouterr().out
     main(["list", "--json"])
     (listed,) = json.loads(capsys.readouterr().out)
     main(["status", study, "--json"])
@@ -379,12 +379,12 @@ def test_a_study_that_the_daemon_carries_is_watched_before_it_begins_and_between
         ending.start()
         assert main(["watch", study]) == 0
         ending.join()
-    assert "the daemon goes on with it" in capsys.readouterr().out
+    assert "the daemon continues it" in capsys.readouterr().out
     store.studies.set_status(study, StudyStatus.WAITING, "waits for its next window")
     monkeypatch.setattr(status, "_STARTING_S", 0.2)
     capsys.readouterr()
     assert main(["watch", study]) == 3  # no daemon lives
-    assert "the daemon goes on with it" not in capsys.readouterr().out
+    assert "the daemon continues it" not in capsys.readouterr().out
     store.close()
 
 
@@ -769,7 +769,7 @@ def test_a_person_who_answers_for_a_study_that_was_stopped_is_told_that_it_is(
     capsys.readouterr()
     main(["approve", waiting])
     said = capsys.readouterr()
-    assert "the daemon goes on" not in said.out + said.err
+    assert "the daemon continues" not in said.out + said.err
     assert "researcher resume" in said.out + said.err
     found.store.close()
 
@@ -780,9 +780,9 @@ NO_DAEMON = "no daemon runs here: `researcher daemon` or `researcher resume` "
 @pytest.mark.parametrize(
     ("carried", "daemon", "goes_on"),
     [
-        (True, True, "the daemon goes on"),
-        (True, False, f"{NO_DAEMON}goes on"),
-        (False, False, "`researcher resume` goes on"),
+        (True, True, "the daemon continues"),
+        (True, False, f"{NO_DAEMON}continues"),
+        (False, False, "`researcher resume` continues it"),
     ],
 )
 def test_an_answer_is_told_from_the_moment_it_is_given(
@@ -813,7 +813,7 @@ def test_an_answer_is_told_from_the_moment_it_is_given(
     found.store.close()
 
 
-@pytest.mark.parametrize(("timetable", "goes_on"), [({}, "goes on with it"), ({"until": 1.0}, "ends it")])
+@pytest.mark.parametrize(("timetable", "goes_on"), [({}, "continues it"), ({"until": 1.0}, "ends it")])
 @pytest.mark.parametrize("daemon", [True, False])
 def test_a_study_in_the_daemons_care_says_whether_there_is_one(
     daemon: bool,

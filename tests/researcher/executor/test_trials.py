@@ -868,6 +868,6 @@ async def test_an_owner_that_was_superseded_writes_nothing_more(lab: Lab) -> Non
     async with lab.pool(arguments=SLOW) as pool:
         with pytest.raises(LeaseSuperseded):
             await lab.run(pool, trials, on_progress=lab.at_step(1, supersede))
-        assert lab.client_of(trials[0]).alive()  # the new owner goes on with it
+        assert lab.client_of(trials[0]).alive()  # the new owner continues it
         await lab.client_of(trials[0]).end(grace_s=5)
     assert first.trials.get(lab.study, trials[0].key).status == TrialStatus.RUNNING

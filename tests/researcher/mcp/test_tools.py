@@ -195,7 +195,7 @@ async def test_a_study_over_the_limit_starts_with_the_hash_that_was_priced_alone
 
 async def test_refusals_name_tools_and_leave_a_persons_commands(home: Home) -> None:
     async with connected(home) as agent:
-        assert "begin with `draft`" in await agent.refused("status")
+        assert "start one with `draft`" in await agent.refused("status")
         await agent.told("start", study=SMALL)
         assert "has an id that begins with 'st-zz'; `studies` shows all" in await agent.refused("status", study="st-zz")
         assert (await agent.refused("price", study="- a")).endswith("it has no keys; `draft` writes one")
@@ -222,7 +222,7 @@ async def test_a_started_study_is_said_to_go_on_with_the_daemon_only_where_one_r
     async with connected(home) as agent:
         assert "no daemon runs here: `researcher daemon` or" in words(await agent.call("start", study=SMALL))
         with only_daemon():
-            assert "the daemon goes on with it; `status`" in words(await agent.call("start", study=SMALL, again=True))
+            assert "the daemon continues it; `status`" in words(await agent.call("start", study=SMALL, again=True))
 
 
 async def test_a_draft_is_text_to_price_or_says_what_is_open(home: Home) -> None:

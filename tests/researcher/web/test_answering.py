@@ -23,7 +23,7 @@ async def test_an_approval_stands_on_the_page_and_the_study_goes_on(page: WebPag
     assert sent.status_code == 303
     text = (await browser.get(sent.headers["location"])).text
     assert "approved by ada: go ahead" in text
-    assert f"<code>researcher resume {study}</code> goes on with it" in text
+    assert f"<code>researcher resume {study}</code> continues it" in text
     assert "Waits for your decision" not in text
     assert meet_gate(page.home.store, study) is StudyStatus.RUNNING
 
@@ -35,12 +35,12 @@ async def test_an_approved_study_in_the_care_of_no_daemon_says_so(
     study = at_gate(page.home.store)
     page.home.store.studies.save_schedule(study, {"timetable": {"zone": "UTC"}, "carried": True})
     await answer(browser, study, "approve")
-    missing = "no daemon runs here: <code>researcher daemon</code> or <code>researcher resume</code> goes on with it"
+    missing = "no daemon runs here: <code>researcher daemon</code> or <code>researcher resume</code> continues it"
     assert (await browser.get(f"/studies/{study}")).text.count(missing) == 2
     page.clock.advance(60)  # what was shown a moment ago is shown again
     with only_daemon():
         text = (await browser.get(f"/studies/{study}")).text
-    assert (text.count("the daemon goes on with it"), missing in text) == (2, False)
+    assert (text.count("the daemon continues it"), missing in text) == (2, False)
 
 
 async def test_a_rejection_needs_words_and_stops_the_study(page: WebPage, browser: httpx.AsyncClient) -> None:
