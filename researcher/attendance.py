@@ -112,7 +112,7 @@ def carrier(does: str = "continues", command: str = "researcher resume") -> str:
 
     `does` is the verb of the sentence. `command` continues the study on this machine.
     """
-    who = "the daemon" if _daemon_lives() else f"no daemon runs here: `researcher daemon` or `{command}`"
+    who = "the daemon" if _daemon_lives() else f"no daemon is running: `researcher daemon` or `{command}`"
     return f"{who} {does} it"
 
 

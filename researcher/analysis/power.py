@@ -205,7 +205,7 @@ def seeds_for(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> int:
 def may_spend(plan: Plan, look: Stage, trials: Sequence[TrialRecord]) -> float:
     """Return the alpha that a look of a sequential design may spend: its own part, and that of later looks that add no seeds."""
     if look.spends is None:
-        raise ValueError(f"stage {look.id!r} is not a look")
+        raise ValueError(f"stage {look.id!r} is not a look of a sequential design")
     if not plan.merged_looks:
         return look.spends
     after = plan.stages[plan.stages.index(look) + 1 :]

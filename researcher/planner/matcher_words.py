@@ -385,7 +385,7 @@ class Levels:
             if near.isa("factor"):
                 way = 1 if self.items[i].isa("more") else -1
                 if self.moved.setdefault(near.what, way) != way:
-                    raise TwoReadings(f"The topic moves {near.what} both up and down.")
+                    raise TwoReadings(f"The topic asks for both more and less {near.what}.")
                 self.used.add(i)
 
     def _is_scenery(self, level: Level) -> bool:

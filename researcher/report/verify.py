@@ -131,7 +131,7 @@ def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Differen
                 claim=claim.name,
                 expression=claim.expression,
                 reported=claim.text,
-                problem=f"{path.name} shows a different value",
+                problem=f"{path.name} does not show this value",
             )
     known = {(claim.expression, claim.text) for claim in claims}
     for expression, said in dict.fromkeys(marked_claims(text)):
@@ -339,7 +339,7 @@ def _decisions(records: Records, *, reworded: bool) -> Iterator[Difference]:
             one_sided = (
                 "the decision is not in the journal"
                 if then is None
-                else "the decision does not follow from plan and trials"
+                else "the decision does not follow from the plan and the trials"
             )
             yield Difference(claim=subject, problem=one_sided)
             continue
@@ -352,7 +352,7 @@ def _decisions(records: Records, *, reworded: bool) -> Iterator[Difference]:
                     expression=field,
                     reported=then.get(field),
                     recomputed=getattr(now, field),
-                    problem="the recorded decision does not follow from plan and trials",
+                    problem="the recorded decision does not follow from the plan and the trials",
                 )
 
 

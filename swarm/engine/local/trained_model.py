@@ -52,7 +52,7 @@ def trained_weights(model: ModelFolder, checkpoint: Checkpoint) -> dict[str, Ten
     if isinstance(parameters, LoraSpec):
         weights = merged(hosted, weights, parameters)
     if strange := sorted(weights.keys() - hosted.keys()):
-        raise EngineError(f"{model.name} stores no weights under the names of these trained ones: {strange[:3]}")
+        raise EngineError(f"the checkpoint has weights that {model.name} lacks: {strange[:3]}")
     computed = _computed_in(checkpoint)
     return {name: weight.to(wider(hosted[name].dtype, computed)) for name, weight in weights.items()}
 

@@ -202,7 +202,7 @@ def test_an_answered_one_waits_for_nobody_while_a_daemon_lives(waiting: MadeUpCa
         assert said(capsys, 0, "status")["unattended"] == "the daemon continues it"
     assert (
         said(capsys, 3, "status")["unattended"]
-        == f"no daemon runs here: `researcher daemon` or `{command}` continues it"
+        == f"no daemon is running: `researcher daemon` or `{command}` continues it"
     )
 
 

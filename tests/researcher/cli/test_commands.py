@@ -774,7 +774,7 @@ def test_a_person_who_answers_for_a_study_that_was_stopped_is_told_that_it_is(
     found.store.close()
 
 
-NO_DAEMON = "no daemon runs here: `researcher daemon` or `researcher resume` "
+NO_DAEMON = "no daemon is running: `researcher daemon` or `researcher resume` "
 
 
 @pytest.mark.parametrize(
@@ -898,7 +898,7 @@ def test_only_what_a_person_has_to_see_to_waits_by_its_exit_code_beside_a_daemon
         assert main(["status", study]) == (WAITING if rests in ("gate", "paused", "stuck") else 0)
         said = capsys.readouterr().out
         assert ("deal with what it waits for" in said) == (rests == "stuck")
-        assert "no daemon runs here" not in said
+        assert "no daemon is running" not in said
     assert main(["status", study]) == WAITING
     store.close()
 

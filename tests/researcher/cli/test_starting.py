@@ -390,7 +390,7 @@ def test_a_study_with_the_same_spec_is_named_and_one_that_goes_on_is_not_started
     assert shown(capsys, str(file), "--engine", "echo")["same_spec"] == [before]
     assert shown(capsys, str(file))["same_spec"] == []
     assert main(["start", str(file), "--engine", "echo", "--detach"]) == USAGE
-    assert f"{first['study']} asks the same question and is planning (no daemon runs here" in capsys.readouterr().err
+    assert f"{first['study']} asks the same question and is planning (no daemon is running" in capsys.readouterr().err
     second = started("--again")
     assert second["same_spec"] == [before]
     store = Store.open()

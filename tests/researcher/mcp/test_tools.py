@@ -220,7 +220,7 @@ async def test_hints_name_tools_and_what_others_wrote_stays_as_it_is(home: Home)
 
 async def test_a_started_study_is_said_to_go_on_with_the_daemon_only_where_one_runs(home: Home) -> None:
     async with connected(home) as agent:
-        assert "no daemon runs here: `researcher daemon` or" in words(await agent.call("start", study=SMALL))
+        assert "no daemon is running: `researcher daemon` or" in words(await agent.call("start", study=SMALL))
         with only_daemon():
             assert "the daemon continues it; `status`" in words(await agent.call("start", study=SMALL, again=True))
 

@@ -35,7 +35,7 @@ async def test_an_approved_study_in_the_care_of_no_daemon_says_so(
     study = at_gate(page.home.store)
     page.home.store.studies.save_schedule(study, {"timetable": {"zone": "UTC"}, "carried": True})
     await answer(browser, study, "approve")
-    missing = "no daemon runs here: <code>researcher daemon</code> or <code>researcher resume</code> continues it"
+    missing = "no daemon is running: <code>researcher daemon</code> or <code>researcher resume</code> continues it"
     assert (await browser.get(f"/studies/{study}")).text.count(missing) == 2
     page.clock.advance(60)  # what was shown a moment ago is shown again
     with only_daemon():
