@@ -1,1 +1,2 @@
-"""Campaigns: a goal pursued through several studies. Deciding is pure; `loop` carries it out, and SQL is the truth."""
+"""Campaigns: a goal pursued through several studies. Deciding is pure, `loop` carries out the decisions, and SQL is the source of
+truth."""

@@ -40,7 +40,7 @@ _MOST_SETTINGS = 2000
 """Maximum number of settings that a search considers. If there are more, factors are held fixed, the weakest first."""
 _SEARCH_SEEDS = 2
 _WIDE = 20
-"""Minimum number of affordable trials per study at which levels are scanned one by one."""
+"""Minimum number of trials that a study's budget must allow for levels to be scanned one by one."""
 _MOST_CONFIRMATIONS = 3
 _MOST_SEEDS = 60
 _SHRUNK = 0.6
@@ -83,7 +83,8 @@ def proposals(seen: Seen) -> list[Proposal]:
 
 
 def _less_vetoed(found: list[Proposal], seen: Seen) -> list[Proposal]:
-    """Skip as many of the first proposals as people have vetoed on this instrument. All of `found` are on one instrument."""
+    """Skip as many of the first proposals as people have vetoed on this instrument, unless that leaves none. All of `found` are on
+    one instrument."""
     about = {each.instrument or "" for each in found}
     vetoed = sum(said.kind == "vetoed" and said.instrument in about for said in seen.said)
     return (found[vetoed:] if vetoed and len(found) > vetoed else found)[: _MOST_PROPOSED - 1]
@@ -93,7 +94,8 @@ def _less_vetoed(found: list[Proposal], seen: Seen) -> list[Proposal]:
 
 
 def _turns(seen: Seen) -> list[list[Proposal]]:
-    """Return one list of alternatives for each instrument or step that may come next. None is empty, unless it is the only one."""
+    """Return one list of alternatives for each instrument or step that may come next. No list is empty, unless it is the only
+    one."""
     views = seen.views
     if len(views) == 1:
         return [_own(views[0])]
@@ -126,7 +128,8 @@ def _own(view: View) -> list[Proposal]:
 
 
 def _spent_share(view: View) -> float:
-    """Return the share of the whole budget that this instrument's studies have spent, of trials or wall time, whichever is larger."""
+    """Return the share of the campaign's trials or of its wall time, whichever is larger, that this instrument's studies have
+    used."""
     left, all_studies = view.whole.left, view.whole.studies
     limited = [
         (left.trials, [float(each.trials) for each in all_studies]),
@@ -182,7 +185,8 @@ def _screens(seen: View) -> list[Proposal]:
 
 
 def _alternative(factor: AimFactor) -> tuple[AimFactor, Scalar]:
-    """Return the factor, and the level that a screen compares with its default: the next higher one, or the next lower at the top."""
+    """Return the factor, and the level that a screen compares with its default: the next higher one or, if there is none, the next
+    lower one."""
     place = factor.place
     return factor, factor.levels[place + 1] if place + 1 < len(factor.levels) else factor.levels[place - 1]
 
@@ -330,7 +334,8 @@ def _settings(seen: View, factors: Sequence[AimFactor]) -> list[_Levels]:
 
 
 def _place(levels: _Levels, factors: Sequence[AimFactor]) -> list[float]:
-    """Return a setting's coordinates: for a number, the steps from the default; else a 0 or a 2 for each level but the default."""
+    """Return a setting's coordinates. A numeric factor has one: its distance from the default in steps. Any other factor has one
+    for each level except the default: 2 for the setting's level, else 0."""
     place: list[float] = []
     for factor in factors:
         level = levels[factor.name]
@@ -514,7 +519,8 @@ def _confirmation(seen: View, best: _Levels, gain: float) -> Proposal:
 
 
 def _least_seeds(seen: View) -> int:
-    """Return how many seeds per arm a confirmation begins with: 6 if twice as many are affordable, else 3.
+    """Return how many seeds per arm a confirmation begins with: 6 if the budget pays for at least 24 trials, enough for 12 per
+    arm; else 3.
 
     With fewer than 6, the noise floor's bound on the spread is so wide that many studies would be refused as underpowered.
     """
@@ -533,7 +539,7 @@ def _affordable(action: Action, seen: View) -> float:
 
 
 def _contradicted(seen: View) -> Proposal | None:
-    """Propose to replicate the last confirmation, if that refuted the exploration's result."""
+    """Propose to replicate the last confirmation if it refuted the exploration's result."""
     last = seen.studies[-1] if seen.studies else None
     if last is None or last.action != "confirm" or last.verdict is not Verdict.REFUTED or last.unfit:
         return None

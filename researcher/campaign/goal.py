@@ -16,8 +16,8 @@ from researcher.study.spec import LONGEST_QUESTION, Count, Duration, SpecSchedul
 
 MOST_LEVELS = 9
 _TRAINING, _PARAMETERS = "run.", "run.parameters"
-"""Prefixes of factors' targets: everything about how a model is trained; and, within that, whether adapters or all weights are
-trained and the shape of the adapters."""
+"""Prefixes of factor targets. `run.` covers all training settings; `run.parameters` covers only LoRA versus full fine-tuning, and
+the adapters' shape."""
 
 
 class Objective(StrictModel):
@@ -125,7 +125,7 @@ class Aim(StrictModel):
     sigma: float | None
     factors: tuple[AimFactor, ...]
     settings: dict[str, Scalar] = {}
-    """Levels that are the same in all studies."""
+    """Factor levels that are the same in all studies."""
     steps: int | None = None
     """Optimizer steps of a trial. None means the instrument's default, unless a study sets them."""
     generated: bool = False
@@ -140,7 +140,7 @@ class Aim(StrictModel):
         return tuple(factor for factor in self.factors if not factor.left_alone)
 
     def leaving(self, names: Collection[str]) -> Aim:
-        """Return a copy in which these factors are to be left alone."""
+        """Return a copy in which exactly these factors are left alone."""
         factors = [factor.model_copy(update={"left_alone": factor.name in names}) for factor in self.factors]
         return self.model_copy(update={"factors": tuple(factors)})
 

@@ -33,9 +33,10 @@ from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec
 
 ALPHA = 0.05
-"""Total alpha of all confirmations of a campaign."""
+"""Maximum total alpha of a campaign's confirmations."""
 ONE_STUDY, RESERVED = 0.25, 0.30
-"""Shares of the budget: the part of what is left that one study may take, and the part of the whole reserved for confirmations."""
+"""Shares of the budget. One study may spend at most `ONE_STUDY` of what is left; `RESERVED` of the whole is kept for
+confirmations."""
 FIELDS = (
     "compare",
     "arms",
@@ -57,12 +58,12 @@ _CONFIRMED = ("arms", "design", "seeds", "secondary", "looks", "heldout_every", 
 
 
 def alpha_of(number: int) -> float:
-    """Return the alpha of the confirmation with this number, counted from 1. All confirmations together spend 0.05."""
+    """Return the alpha of the confirmation with this number, counted from 1. All confirmations together spend at most `ALPHA`."""
     return ALPHA * 6 / (math.pi**2 * number**2)
 
 
 def form_problems(spec: Mapping[str, Any], aim: Aim) -> list[SpecRefused]:
-    """Return the fields of a study's spec that a strategist or a person may not set, or that have an invalid value."""
+    """Return a problem for each field of a study's spec that a strategist or a person may not set, or that has an invalid value."""
     return [*_not_theirs(spec), *_badly_typed(spec, aim)]
 
 
@@ -83,11 +84,9 @@ def _not_theirs(spec: Mapping[str, Any]) -> list[SpecRefused]:
 
 
 def kept_apart(spec: Mapping[str, Any], own: str, known: Sequence[str]) -> list[SpecRefused]:
-    """Refuse to score a study on the campaign's other instruments, because their held-out tasks are reserved for studies on those
-    instruments, including confirmations.
-
-    `own` is the study's instrument, `known` are the campaign's.
-    """
+    """Return a problem for each of the campaign's other instruments on which the study would be scored. Their held-out tasks are
+    reserved for studies on those instruments, including confirmations. `own` is the study's instrument, `known` has all of the
+    campaign's."""
     return [
         SpecRefused(
             "evaluate_on",
@@ -153,7 +152,7 @@ def _touched(spec: Mapping[str, Any], view: View) -> list[str]:
 
 
 def instrument_problem(name: str | None, known: Sequence[str]) -> str:
-    """Say that the campaign has no instrument of that name, and which it has; empty if it has one."""
+    """Return an error text, with the nearest known names, if the campaign has no instrument of that name; else an empty string."""
     if name is None or name in known:
         return ""
     guess = nearest(name, known)

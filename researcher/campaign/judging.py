@@ -29,7 +29,7 @@ class StudyPlanner(Protocol):
         Args:
             spec: the study. Its `instrument` is the name of one of the campaign's instruments.
             alpha: the alpha that a confirmation spends; None for explorations.
-            expects: the effect for which seeds are counted. None means the study's usual one.
+            expects: the effect that the number of seeds should be able to detect. None means the study's usual one.
         Raises: PlanningRefused.
         """
 
@@ -86,7 +86,7 @@ def chosen(judgements: Sequence[Judged]) -> Judged | None:
 
 
 def all_problems(judgements: Sequence[Judged]) -> tuple[str, ...]:
-    """Return every problem with its proposal's number, for the next attempt."""
+    """Return the problems of all proposals, each prefixed with its proposal's number, as input for the next attempt."""
     return tuple(
         f"proposal {number} ({each.proposal.action}): {problem}"
         for number, each in enumerate(judgements, start=1)

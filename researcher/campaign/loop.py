@@ -46,7 +46,7 @@ _MOST_FAILED = 2
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """How work on a study ended for now. If `ended`, the study is over; otherwise it waits, for the given reason."""
+    """Result of working on a study. If `ended`, the study is over; otherwise it waits, for the given reason."""
 
     ended: bool
     reason: str
@@ -194,7 +194,7 @@ class CampaignLoop:
         return "The campaign's days are over: the report says what was found by then."
 
     def _waits(self, record: CampaignRecord, last: DecisionRecord) -> str:
-        """Say which answer the campaign waits for; empty if it waits for none. Ask the question if it was not asked yet."""
+        """Return what the campaign waits for a person to answer, or an empty string. Record the question if it is new."""
         goal = CampaignGoal.model_validate(record.goal)
         if last.action == "new_instrument":
             return self._waits_with(record, last)
@@ -212,7 +212,7 @@ class CampaignLoop:
         return self._waited(record, last, f"waits for a person's word on {last.action} {last.study_id}", _how(record))
 
     def _waits_with(self, record: CampaignRecord, last: DecisionRecord) -> str:
-        """Do the same for an instrument that an LLM wrote."""
+        """Do what `_waits` does, for an instrument that an LLM wrote."""
         making = Making.of(self._store.campaigns.events(record.id), last.seq)
         if not making.waits or making.outcome is None:
             return ""
@@ -222,7 +222,7 @@ class CampaignLoop:
         return self._waited(record, last, f"waits for a person's word on {name}", f"read it, then {_how(record)}")
 
     def _waited(self, record: CampaignRecord, last: DecisionRecord, said: str, how: str) -> str:
-        """Notify people of the open question and return its text, or nothing once it is answered."""
+        """Notify people of the open question and return its text. Once it is answered, return an empty string."""
         if not waits_for_a_person(self._store, record):
             return ""
         self._notify(campaign_gate(record, last.seq, f"It {said}.", how))
@@ -232,7 +232,8 @@ class CampaignLoop:
         return self._store.studies.get(study_id).status.ended
 
     def _keeps_failing(self, record: CampaignRecord, decisions: list[DecisionRecord]) -> str:
-        """Say that the last studies all failed and that nobody has resumed the campaign since; empty if that is not so."""
+        """Return a reason to stop if the last `_MOST_FAILED` studies since a person last resumed the campaign all failed; else an
+        empty string."""
         told = self._store.campaigns.events(record.id, "status")
         since = max((event.at for event in told if event.detail.get("because") == RESUMED), default=0.0)
         studies = [self._store.studies.get(each.study_id) for each in decisions if each.study_id and each.at > since]

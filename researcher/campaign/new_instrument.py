@@ -64,7 +64,7 @@ class Making:
     """Progress of the instrument that one decision asked for."""
 
     outcome: CampaignEvent | None
-    """The entry `written` or `unwritten`."""
+    """The entry `written` or `unwritten`; None until there is one."""
     answer: CampaignEvent | None
     """A person's answer to `written`: `approved` or `vetoed`."""
     end: CampaignEvent | None
@@ -81,7 +81,7 @@ class Making:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for a person's answer."""
+        """Whether the instrument waits for a person's answer."""
         return self.outcome is not None and self.outcome.kind == WRITTEN and self.answer is None
 
     @property

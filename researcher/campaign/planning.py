@@ -23,7 +23,7 @@ from researcher.study.plan import ALPHA, Plan
 from researcher.study.spec import StudySpec
 
 _LIMITS = {"wall": 300, "trials": 1, "tokens": 1000}
-"""Budget limits that trials count against, with the unit to which each is rounded up."""
+"""Budget limits that trials count against. A suggested limit is rounded up to a multiple of this value (`wall` in seconds)."""
 _MOST_DOUBLINGS = 6
 _CLOSE = 1.1
 """A suggested budget may exceed the smallest sufficient one by at most this factor."""
@@ -35,7 +35,7 @@ class InstrumentPlanner:
 
     Attributes:
         store: None if there is no database yet.
-        check: draws tasks for a plan's arms, and returns the plan fitted to the tasks there are. Raises: PlanningRefused.
+        check: draws tasks for a plan's arms, and returns the plan fitted to the available tasks. Raises: PlanningRefused.
         count_heldout: counts the instrument's held-out tasks, up to a given number. Raises: PlanningRefused.
     """
 
@@ -71,7 +71,8 @@ class InstrumentPlanner:
 
     @cached_property
     def _heldout(self) -> tuple[int, int]:
-        """Number of held-out tasks for explorations, and for confirmations; they share no tasks. Raises: PlanningRefused."""
+        """Number of held-out tasks for explorations and number for confirmations. The two sets share no tasks. Raises:
+        PlanningRefused."""
         wanted = self.folder.instrument.defaults.heldout_tasks
         return split_heldout(self.count_heldout(2 * wanted), wanted)
 
@@ -137,8 +138,7 @@ async def _enough(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner
 async def _least(pays: Callable[[float], Awaitable[bool]]) -> float:
     """Find the smallest factor by which to multiply the budget, within 10 %.
 
-    Try doublings first, because each test takes a whole decision. The largest is known to be enough.
-    """
+    Try doublings first, because each test takes a whole decision. The largest factor is known to be enough."""
     low, high = 0, _MOST_DOUBLINGS
     while high > low + 1:
         middle = (low + high) // 2

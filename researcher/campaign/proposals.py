@@ -18,7 +18,7 @@ from researcher.study.plan import Plan
 
 _Text = Annotated[str, Field(min_length=1, max_length=4000)]
 PRIOR_MARGINS = 2.0
-"""Standard deviation that is assumed for an effect that was never measured, in margins."""
+"""Prior standard deviation of an effect that was never measured, in margins."""
 
 
 class NewHypothesis(StrictModel):
@@ -79,7 +79,7 @@ class Judged(StrictModel):
     bits: float = 0.0
     baseline: str = ""
     asked: int | None = None
-    """Number of the journal entry in which a person requested it; None if a strategist proposed it."""
+    """Number of the journal entry in which a person requested this study; None if a strategist proposed it."""
 
     @property
     def rank(self) -> float:

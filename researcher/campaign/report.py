@@ -37,7 +37,8 @@ _MAKING = (WRITTEN, UNWRITTEN, "approved", "vetoed", JOINED)
 REPORT = "report"
 """Kind of the journal entry with the digests of the written files."""
 HELD_OUT = "held_out"
-"""Field of that entry: whether the answer says how confirmed arms do on held-out tasks. Reports of earlier versions do not."""
+"""Field of that entry: whether the answer says how confirmed arms score on held-out tasks. Reports of earlier versions do not say
+so."""
 WORDING = "wording"
 """Field of that entry: `campaign_wording` of the version that wrote the report. Earlier versions did not record it."""
 _SCORES: Mapping[MetricKind, str] = {"heldout_accuracy": "accuracy", "heldout_reward": "reward"}
@@ -97,7 +98,7 @@ class CampaignPage:
     steps: list[Step]
     unknown: list[str]
     best: list[Best]
-    """One per instrument."""
+    """The best configuration on each instrument."""
     spent: list[tuple[str, str, str]]
     """Resource, amount spent, amount left."""
     calls: list[dict[str, Any]]
@@ -114,7 +115,8 @@ def campaign_page(
     reason: str | None = None,
     held_out: bool = True,
 ) -> CampaignPage:
-    """Collect all data of the report. Give `status` and `reason` if they are about to be recorded. For `held_out` see `HELD_OUT`."""
+    """Collect all data of the report. Pass `status` and `reason` if they are about to be recorded. For `held_out` see
+    `HELD_OUT`."""
     record = store.campaigns.get(campaign_id)
     decisions, seen = store.campaigns.decisions(campaign_id), observe(store, campaign_id)
     hypotheses = store.campaigns.hypotheses(campaign_id)
@@ -210,7 +212,7 @@ def _found(view: View, held_out: Mapping[str, str]) -> list[str]:
 
 
 def _on_held_out(store: Store, seen: Seen) -> dict[str, str]:
-    """Say, by study, how the arms of each instrument's last claim do on held-out tasks. Claims whose metric is not measured in
+    """Say, by study, how the arms of each instrument's last claim score on held-out tasks. Claims whose metric is not measured in
     training are left out."""
     found: dict[str, str] = {}
     for view in seen.views:
@@ -264,7 +266,8 @@ def _held(seen: Seen) -> list[str]:
 
 
 def _held_on(view: View, own: Aim, levels: Mapping[str, Scalar]) -> str:
-    """Say whether a setting confirmed elsewhere held on this instrument. `levels` are those that differ from `own`'s defaults."""
+    """Say whether a setting confirmed elsewhere held on this instrument. `levels` are the setting's levels that differ from the
+    defaults of `own`, the aim on the instrument that confirmed it."""
     if not view.can_set(levels):
         return f"cannot be set on {view.instrument}"
     wanted = changed(view.aim, levels)

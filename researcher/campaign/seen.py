@@ -61,7 +61,7 @@ class EffectSeen(StrictModel):
     level: float
     verdict: Verdict | None
     misleads: Annotated[bool, Field(exclude_if=lambda misleads: not misleads)] = False
-    """Whether held-out tasks show the opposite."""
+    """Whether held-out tasks contradict the effect."""
 
 
 class StudySeen(StrictModel):
@@ -199,7 +199,7 @@ class Seen(StrictModel):
 
     @property
     def views(self) -> tuple[View, ...]:
-        """One view per instrument."""
+        """One view per instrument, in the order of `instruments`."""
         return tuple(self.on(name) for name in self.instruments)
 
     def of(self, study: StudySeen) -> View:
@@ -412,7 +412,7 @@ def _effect(asked: Hypothesis, record: VerdictRecord, *, confirms: bool) -> Effe
 
 
 def _is_opposed(record: VerdictRecord) -> bool:
-    """Return whether the trials are sound and only held-out tasks contradict the result."""
+    """Return whether held-out tasks contradict the result and no other sentinel fired."""
     return record.sentinels == (WORSE_ON_HELDOUT,)
 
 

@@ -15,7 +15,7 @@ class NoProposal(Exception):
 
 
 class IdeasSpent(NoProposal):
-    """The campaign's LLM budget is spent: it concludes with the results it has."""
+    """The campaign's LLM budget is spent: the campaign concludes with the results it has."""
 
 
 class StrategistAway(NoProposal):

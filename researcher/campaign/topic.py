@@ -79,6 +79,6 @@ def goal_draft(draft: Draft) -> Draft:
 
 
 def _moved(path: str) -> str:
-    """Return the place in a goal of a study's dotted path."""
+    """Return the path in a goal that corresponds to this dotted path in a study."""
     name, dot, rest = path.partition(".")
     return f"{'factors' if name == 'compare' else _MOVED.get(name, name)}{dot}{rest}"

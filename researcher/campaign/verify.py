@@ -53,7 +53,7 @@ def _whole(store: Store, campaign_id: str, decisions: list[DecisionRecord]) -> I
 
 
 def _input(store: Store, campaign_id: str, decision: DecisionRecord) -> Iterator[str]:
-    """Derive the decision's input again from the records before it, and compare."""
+    """Derive the decision's input again from the records before it, and compare it with the recorded input."""
     try:
         kept = Seen.model_validate(decision.saw)
     except ValidationError:
@@ -95,7 +95,7 @@ def _is_named(name: str, line: Mapping[str, Any]) -> bool:
 
 
 def _approved(line: Mapping[str, Any], making: Making) -> Iterator[str]:
-    """Check that a person approved an instrument that an LLM wrote before it joined."""
+    """Check that an LLM-written instrument joined only after a person approved it, and that it is the approved one."""
     name = line["aim"]["instrument"]
     if not making.approved or making.outcome is None or making.outcome.kind != WRITTEN:
         yield f"{name}: it joined without a person's approval"

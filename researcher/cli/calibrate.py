@@ -21,7 +21,7 @@ from researcher.paces import paces_on
 from researcher.view import duration
 
 _UNTIMED = ("budget", "seeds", "schedule", "notify", "approve")
-"""Fields of a spec that do not affect a single trial."""
+"""Fields of a spec that do not affect how long one trial takes."""
 
 
 def calibrate_command(args: argparse.Namespace) -> int:

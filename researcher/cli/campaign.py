@@ -47,7 +47,7 @@ def campaign_command(args: argparse.Namespace) -> int:
 
 
 def start(args: argparse.Namespace) -> int:
-    """Fix the goal, then run the campaign here or hand it to the daemon."""
+    """Check and record the goal, then run the campaign here or hand it to the daemon."""
     goal, lines = _goal(args)
     check_addresses(args.server)
     if args.server and args.engine == "echo":

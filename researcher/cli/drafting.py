@@ -259,7 +259,8 @@ class GoalDrafting:
 
 
 def _drafted(outcome: Proposed | NeedsEdit | Asked, text: Callable[[Draft, tuple[str, ...]], str]) -> Drafted:
-    """Turn a planner's outcome into a draft for the page. `text` renders a draft, with the problems to settle first, as a file."""
+    """Turn a planner's outcome into a draft for the page. `text` renders a draft as a file that starts with the problems to
+    settle."""
     if isinstance(outcome, Asked):
         return Drafted(asks=outcome.question)
     problems = outcome.problems if isinstance(outcome, NeedsEdit) else ()

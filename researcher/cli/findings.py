@@ -91,7 +91,7 @@ def _no_match(others: Sequence[Finding], about: About) -> str:
 
 
 def _is_about(finding: Finding, model: str) -> bool:
-    """True if a finding is about the model, in any spelling; a name with a fingerprint matches only these weights."""
+    """True if a finding is about the model, in any spelling; a name with a fingerprint matches only those weights."""
     return model in finding.models or ("@" not in model and hosted_name(model) in map(hosted_name, finding.models))
 
 

@@ -32,7 +32,7 @@ from researcher.study.plan import Plan
 _ANSWER_TOKENS = 16_384
 """Maximum answer length for a repaired version, in tokens; large because the answer holds whole files."""
 _HURRY_S = 60.0
-"""Time limit for an LLM's opinion."""
+"""Time limit for an LLM's opinion on a failure."""
 
 Tell = Callable[[str], None]
 

@@ -1,4 +1,5 @@
-"""`researcher resume` and `researcher daemon`. Also runs the study of `start`, here or in the daemon."""
+"""`researcher resume` and `researcher daemon`. `researcher start` also uses this to run its study, in this process or in the
+daemon."""
 
 from __future__ import annotations
 
@@ -199,7 +200,7 @@ _HANDOVER_S = 5.0
 
 
 def daemon_command(args: argparse.Namespace) -> int:
-    """Run until interrupted, or until no study is left to run."""
+    """Run the daemon until interrupted; with `--until-idle`, until no study is left to run."""
     logs.configure("WARNING")
     open_home().store.close()
     with only_daemon(_HANDOVER_S if args.until_idle else _GLANCE_S) as alone:

@@ -212,7 +212,7 @@ def status_lines(home: Home, study: StudyRecord) -> list[str]:
 
 
 def _unsent(home: Home, study: StudyRecord) -> dict[str, tuple[int, str | None]]:
-    """Count the unsent notices of each service, and say why its last attempt failed."""
+    """Return, for each service with unsent notices, their number and the newest error."""
     states = {name: home.store.notices.state(name, study.id) for name in study.options.notify}
     return {name: state for name, state in states.items() if state[0]}
 

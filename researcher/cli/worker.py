@@ -1,7 +1,6 @@
 """One process's work on a study, window by window. Holds servers only while a window is open.
 
-It does not know how plans are made or what people decide.
-"""
+How plans are made and what people decide is left to other modules."""
 
 from __future__ import annotations
 

@@ -67,11 +67,12 @@ _log = logging.getLogger(__name__)
 _SPARE_TIMES = 6
 """An attempt may take this many times its expected duration: machines differ and are shared."""
 _SPARE_ATTEMPT_S, _SPARE_STALL_S = 1200.0, 240.0
-"""Seconds added to both limits, in case the engine restarts or the machine is busy."""
+"""Seconds added to the limit of an attempt and to the stall limit, in case the engine restarts or the machine is busy."""
 INTERRUPTED = "interrupted"
 """Reason for a pause that nobody asked for: the researcher was interrupted or killed."""
 _TAKE_BACK_S = 30.0
-"""How long to try to abort the open episodes of a client that is being killed. Episodes that stay open end at the idle limit."""
+"""Seconds to spend on aborting the open episodes of a client that is being killed. Episodes that stay open end at the idle
+limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +238,8 @@ class AttemptRun:
     # -- submit -------------------------------------------------------------------------------------------------------
 
     def _intend(self) -> tuple[AttemptRecord, bool]:
-        """Return the open attempt, or record a new one before the server hears of it; and return whether it already existed."""
+        """Return the open attempt and True, or a new attempt and False. A new one is recorded before the server is asked for a
+        run."""
         study_id, key = self._work.study_id, self._trial.key
         earlier = self._store.trials.attempts(study_id, key)
         if earlier and earlier[-1].outcome == "open":
@@ -512,7 +514,8 @@ class AttemptRun:
         await asyncio.to_thread(self._tokens.note, self._trial.key, self._number, found)
 
     async def _unless_stopped(self, mending: Coroutine[Any, Any, Code | None]) -> Code | None:
-        """Wait until the code is repaired or the study is halted. The repair may take hours if an LLM does not answer.
+        """Wait for `mending` and return its code, unless the study is halted first. A repair may take hours if an LLM does not
+        answer.
 
         Raises: StudyHalted, and whatever `mending` raises.
         """
@@ -552,7 +555,8 @@ class AttemptRun:
         self._store.trials.finish(study_id, key, finals, collected.series, evidence, collected.episodes)
 
     async def _pause(self, job: ClientJob, run_id: str, why: str) -> None:
-        """Pause the run, so that the trial can continue from its checkpoint. If that fails, it is repeated when the trial resumes."""
+        """Pause the run, so that the trial can continue from its checkpoint. If the pause fails, it is tried again when the trial
+        resumes."""
         self._store.trials.pause_attempt(self._work.study_id, self._trial.key, why)
         try:
             await self._rest(job, run_id)

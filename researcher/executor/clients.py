@@ -22,7 +22,7 @@ from swarm.protocol.status import Phase
 
 _log = logging.getLogger(__name__)
 _SAID = 40_000
-"""Number of characters of a client's output that are examined."""
+"""Number of characters examined, from the end of a client's output."""
 _ABORTED = 16
 """Number of aborted episodes, newest first, whose reasons are examined."""
 
@@ -48,7 +48,7 @@ class Client:
         return self._work.setup.code if self._mender is None else self._mender.code()
 
     def write(self, blueprint: TrialBlueprint) -> None:
-        """Write the blueprint where the client process, and people, find it."""
+        """Write the blueprint to the client's folder, where the client process and people can find it."""
         text = blueprint.model_dump_json(indent=2) + "\n"
         write_atomically(self.job.folder / BLUEPRINT, text.encode())
 

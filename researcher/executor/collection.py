@@ -50,7 +50,7 @@ _UNSTATED = {
     DropReason.RUN_ENDED: Cause.SERVER,
     DropReason.SUPERSEDED: Cause.SERVER,
 }
-"""Cause of a lost attempt on older servers, which recorded no causes."""
+"""Causes of lost attempts by drop reason, for older servers, which recorded no causes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class Collected:
     tokens: int
     """Prompt and sampled tokens of all calls of the trial's runs."""
     episodes: tuple[SampledEpisode, ...] = ()
-    """A few of the trial's episodes, call by call, of the instrument's own model."""
+    """A few of the trial's episodes, with their calls. For a whole trial, only episodes of the instrument's own model."""
     code_versions: dict[str, int] = field(default_factory=dict)
-    """Number of ended episodes by version of the client's code."""
+    """Number of episodes that ended with a reward that counts, by version of the client's code."""
 
 
 async def collect(
@@ -173,7 +173,7 @@ def _elsewhere(blueprint: TrialBlueprint, elsewhere: Elsewhere, entries: Sequenc
 
 
 async def losses(swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprint: TrialBlueprint) -> Attrition:
-    """Count the episodes that a trial has lost so far, over the servers of all its models."""
+    """Count the trial's attempts at episodes so far, and those lost by cause, over the servers of all its models."""
     runs = [(swarm, blueprint.run_id), *((others[role], run.run_id) for role, run in blueprint.partners.items())]
     mine = client_id(blueprint.trial_key)
     parts = []
@@ -374,7 +374,8 @@ def _is_elsewhere(blueprint: TrialBlueprint, entry: LedgerEntry) -> bool:
 
 
 def _joined(entries: list[LedgerEntry], mine: str) -> dict[str, int] | None:
-    """Count the episodes of each other client whose rewards contributed to a step. Return None if there are none."""
+    """For each other client, count the training episodes that were used for a step or dropped for equal rewards in their group.
+    Return None if there are none."""
     counted = (entry for entry in entries if entry.step is not None or entry.reason is DropReason.ZERO_VARIANCE)
     return dict(Counter(entry.client_id for entry in counted if entry.client_id != mine)) or None
 
@@ -387,7 +388,8 @@ Points = dict[str, list[tuple[int, float]]]
 
 
 def _evaluated(metrics: Sequence[Metric], kept: Mapping[int, LedgerEntry], when: str) -> Points:
-    """Return the reported values by index of the held-out episode. `kept` has the episodes of one evaluation by index.
+    """Return a series for each reported value: (index of the held-out episode, value). `kept` has the episodes of one evaluation
+    by index.
 
     Raises: EvidenceMissing when an episode does not report a value.
     """
@@ -398,7 +400,8 @@ def _evaluated(metrics: Sequence[Metric], kept: Mapping[int, LedgerEntry], when:
 
 
 def _trained(metrics: Sequence[Metric], entries: Sequence[LedgerEntry]) -> Points:
-    """Return the mean reported values per step, over all its episodes, including those dropped for equal rewards in their group.
+    """Return the mean of each reported value per step, over all of the step's episodes, including those dropped for equal rewards
+    in their group.
 
     Raises: EvidenceMissing when an episode does not report a value.
     """
@@ -462,7 +465,7 @@ def _counts(entry: LedgerEntry) -> bool:
 
 
 def lost_to(entry: LedgerEntry) -> Cause | None:
-    """Return the cause for which a closed attempt has no reward that counts, or None if it has one."""
+    """Return why a closed attempt has no reward that counts, or None if it has one."""
     if entry.cause is not None:
         return entry.cause
     if entry.reward is not None and entry.reason is not DropReason.NO_CALLS:
@@ -480,7 +483,7 @@ def _attempts(entries: list[LedgerEntry]) -> EpisodeAttempts:
 
 
 def _set_aside(entries: list[LedgerEntry]) -> int:
-    """Count the tasks whose attempts were all lost, at least one of them to a cause that counts, and none to the end of the run."""
+    """Count the tasks that lost all their attempts: at least one to a cause that counts, and none because the run ended."""
     by_task: dict[str, list[LedgerEntry]] = defaultdict(list)
     for entry in entries:
         by_task[entry.task_id].append(entry)

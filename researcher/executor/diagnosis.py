@@ -128,9 +128,10 @@ _PASSING = frozenset(
 _OWN = frozenset({"WorkflowFault", "EpisodeUnfinished", "SyntaxError", "IndentationError", "TabError"})
 """Exceptions that point to the instrument's code wherever they are raised."""
 _PASSING_ERRNO = frozenset({5, 11, 12, 23, 24, 28, 30, 104, 110, 111, 113, 122})
-"""OSErrors of the machine: input/output, again, no memory, too many files, no space, read-only, network, quota."""
+"""errno values that are the machine's fault: I/O error, try again, no memory, too many files, no space, read-only, network,
+quota."""
 _PASSING_STATUS = frozenset({401, 403, 404, 408, 409, 410, 425, 429})
-"""Errors about the lease, the run or the server rather than the request."""
+"""HTTP status codes for problems with the lease, the run or the server rather than with the request."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$', re.MULTILINE)
@@ -141,7 +142,7 @@ _GUTTER = re.compile(r"^(?:  )+[|+] ?", re.MULTILINE)
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 _STATUS = re.compile(r"\b(?:Client|Server) error '(\d{3}) ")
 _SHOWN = 6000
-"""Number of characters kept of a traceback."""
+"""Number of characters kept from the end of a traceback."""
 
 
 def diagnose(seen: Symptoms) -> Diagnosis:

@@ -23,7 +23,7 @@ from researcher.sandbox.launch import confined
 from swarm.protocol.blueprint import TrialBlueprint
 
 BLUEPRINT = "blueprint.json"
-"""File in every client's folder, for people to read, with paths of this machine."""
+"""Name of the blueprint file in every client's folder. Its paths are those of this machine, so that people can follow them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ class SeenJob:
 
     @property
     def waiting(self) -> bool:
-        """Whether its command has not begun, because the cluster has no room yet or is preparing the environment."""
+        """Whether the job's command has yet to begin, because the cluster has no room or is still preparing the environment."""
         return self.status == "PENDING"
 
 

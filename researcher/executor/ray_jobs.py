@@ -66,11 +66,11 @@ _STATE, _ARCHIVE, _JOB = "ray.json", "client.zip", "job"
 _CPUS = 1.0
 """CPUs per client. Ray would place a job that asks for none on the cluster's head."""
 _LOOK_S, _READ_S = 1.0, 30.0
-"""Intervals at which a job is polled, and at which its output is fetched."""
+"""Intervals for polling a job, and for fetching its output."""
 _REHEARSAL_LIMIT_S = 600.0
 """Time limit of a rehearsal. It is long because packages may have to be installed first."""
 _SLACK_S = 20.0
-"""How much longer than a job's own stop time to wait before abandoning a job that still waits for resources."""
+"""Seconds to wait, beyond a job's own stop time, before abandoning a stopped job that still waits for resources."""
 _UNPACKED = re.compile(r"""[^\s"']*/_ray_pkg_[0-9a-f]+/""" + INSTRUMENT + "/")
 """Path of a client's files on a node."""
 _LONGEST_NAME = 60
@@ -130,9 +130,8 @@ class RayPlace:
     async def rehearse(self, code: Path, workflow: str, asked: Mapping[str, Any], folder: Path, name: str) -> None:
         """Draw the instrument's tasks on the cluster, to check that its Python has what a client needs.
 
-        `asked` is as for `swarm.client.rehearsal`. The archive is written to `folder` for a moment.
-        Raises: ClusterRefused, with the end of the job's output; ClusterUnreachable.
-        """
+        `asked` is as for `swarm.client.rehearsal`. The archive is written to `folder` and deleted afterwards. Raises:
+        ClusterRefused, with the end of the job's output; ClusterUnreachable."""
         clock = self.cluster.clock
         deadline = clock.monotonic() + _REHEARSAL_LIMIT_S
         files = {"asked.json": json.dumps(asked).encode()}

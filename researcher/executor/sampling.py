@@ -18,7 +18,7 @@ from swarm.protocol.episodes import EpisodeTrace, LedgerEntry, RecordedCall
 from swarm.protocol.errors import SwarmError
 
 TRAIN, EVAL, INTERIM = 4, 2, 2
-"""Number of episodes taken from training and from each evaluation, and number of interim evaluations to take them from."""
+"""Sample sizes: episodes from training, episodes from each evaluation, and interim evaluations to take episodes from."""
 MOST_CALLS = 16
 """Maximum number of calls kept of one episode, from its beginning and its end."""
 MOST_CHARACTERS = 6000

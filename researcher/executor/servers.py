@@ -44,7 +44,7 @@ class PoolLimits:
         lease_s: duration of a server's lease, which is renewed in time.
         boot_s: how long a server may take to boot.
         first_answer_s: how long a given server may stay silent at the start of a study.
-        told_s: interval of the messages about a silent server.
+        told_s: interval between messages about a silent server.
         unreachable_s: how long a server may stay silent later, before it counts as lost.
     """
 
@@ -68,7 +68,7 @@ class Server:
         self._runs = runs
         """Folder of its runs' checkpoints, which are deleted when the next run begins; None keeps them."""
         self.status: ServerStatus | None = None
-        """Its last status when it was ready."""
+        """Its status when `ready` last succeeded; None before that."""
         self.unfit: str | None = None
 
     def hosts(self, model: PlanModel) -> bool:

@@ -21,7 +21,7 @@ from swarm.protocol.status import Phase, RunReport, ServerStatus
 
 _log = logging.getLogger(__name__)
 _ABANDONED_DRAIN_S = 0.1
-"""Drain time of a run whose client is gone."""
+"""Drain limit for a run whose client is gone."""
 
 
 class Slot:

@@ -92,7 +92,7 @@ class _Round:
     halted: bool = False
     by_hand: MendByHand | None = None
     running: int = 0
-    """Number of trials that have their reservations and are running."""
+    """Number of running trials. Their share of the budget has been reserved."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a running trial ends."""
 
@@ -171,7 +171,8 @@ class Executor:
         self._cause = cause
 
     async def _reconciled(self, work: Work, trials: Sequence[TrialRecord]) -> list[str]:
-        """End attempts whose server is gone. Return the keys of the trials that are not over, running ones first.
+        """End attempts whose servers are no longer in the pool. Return the keys of the trials that are not over, running ones
+        first.
 
         Raises: NoServersLeft when servers take turns and the next one does not start.
         """

@@ -84,7 +84,7 @@ def _hush() -> None:
 
 
 def _why(lines: Iterable[str]) -> str:
-    """Say why sending failed. Takes only a status code from apprise's log lines."""
+    """Say why sending failed. Uses only a status code from apprise's log lines."""
     codes = [found[1] for line in lines if (found := _STATUS.search(line))]
     return (
         f"the service answered with HTTP {codes[-1]}"

@@ -80,7 +80,8 @@ class Post:
         """Sinks by service; None if the service's address is not known here."""
 
     def deliver(self) -> bool:
-        """Send once. Returns whether notices of the last day still wait for a service that is known here."""
+        """Try once to send all waiting notices. Returns whether notices of the last day still wait for a service that is known
+        here."""
         for service in self._store.notices.services():
             if service not in self._sinks:
                 self._sinks[service] = next(iter(sinks_of(self._store, [service], self._environ, self._clock)), None)

@@ -32,7 +32,8 @@ def study_gate(study: StudyRecord, gate: OpenGate) -> Notice:
 
 
 def halt_notice(study: StudyRecord, cause: Cause, gate: OpenGate | None, at: float) -> Notice | None:
-    """Say that the study stops or rests. Returns None if a person asked for that, or if the study only waits for its window."""
+    """Say why the study has stopped or is waiting. Returns None if a person asked for that, or if the study only waits for its
+    window."""
     if cause == "gate" and gate is not None:
         return study_gate(study, gate)
     said = _ENDINGS.get(cause)

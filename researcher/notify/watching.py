@@ -16,8 +16,8 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 STALLED_S = 3600.0
-"""A study counts as stalled after this time without progress, or after twice the time that a trial may go without progress, if
-that is longer."""
+"""Minimum time without progress after which a study counts as stalled. Twice a trial's own stall limit applies if that is
+longer."""
 
 
 class Watch:

@@ -99,7 +99,7 @@ class _Starts:
 
 
 class Carrier:
-    """Ensures that every study in its care has exactly one worker whenever its timetable allows."""
+    """Starts a worker for each study or campaign in its care that has none, whenever its timetable allows."""
 
     def __init__(self, store: Store, launch: Launch, clock: Clock) -> None:
         self._store = store

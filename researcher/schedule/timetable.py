@@ -55,7 +55,7 @@ class Window(StrictModel):
         return cls(opens=opens, closes=closes, weekdays=_weekdays(found["days"], text))
 
     def on(self, day: date, zone: ZoneInfo) -> tuple[float, float]:
-        """Return opening and closing time, in Unix seconds, of the window that opens on that day."""
+        """Return the opening and closing times, in Unix seconds, of the window that opens on that day."""
         last = day if self.closes > self.opens else day + timedelta(days=1)
         return _moment(day, self.opens, zone), _moment(last, self.closes, zone)
 
@@ -109,7 +109,7 @@ class Timetable(StrictModel):
         return self.until is not None and now >= self.until
 
     def open(self, now: float) -> bool:
-        """Return whether trials may run."""
+        """Return whether trials may run at `now`."""
         if self.over(now):
             return False
         return not self.windows or any(begin <= now < end for begin, end in self._around(now))
@@ -154,7 +154,7 @@ def _moment(day: date, minutes: int, zone: ZoneInfo) -> float:
 
 
 def _change_between(before: float, after: float, zone: ZoneInfo) -> float:
-    """Return the first valid local time after a time that clocks skip when they go forward."""
+    """Find the clock change between two Unix times, and return the Unix time at which the new UTC offset starts."""
     offset = datetime.fromtimestamp(after, zone).utcoffset()
     while after - before > 1:
         middle = (before + after) // 2

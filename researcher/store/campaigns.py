@@ -1,4 +1,5 @@
-"""Campaigns with their hypotheses, decisions and messages from people. Append-only except for a campaign's status."""
+"""Campaigns with their hypotheses, decisions and messages from people. Append-only, except for a campaign's status, requests and
+schedule."""
 
 from __future__ import annotations
 
@@ -140,15 +141,15 @@ class Campaigns(Part):
 
     @retried
     def decisions(self, campaign_id: str) -> list[DecisionRecord]:
-        """Return all decisions, in order."""
+        """Return the campaign's decisions, in order."""
         with readable("the rows of decisions"), self._db.reading() as session:
             chosen = select(DecisionRow).where(DecisionRow.campaign_id == campaign_id).order_by(DecisionRow.seq)
             return [_decision(row) for row in session.scalars(chosen)]
 
     @retried
     def hypotheses(self, campaign_id: str, *, before: int | None = None) -> list[HypothesisRecord]:
-        """Return the newest version of each hypothesis, in the order of registration. `before` is the number of a decision:
-        versions written by it or by later ones are ignored."""
+        """Return the newest version of each hypothesis, in the order of registration. If `before` is given, ignore the versions
+        written by the decision with that number and by later ones."""
         with readable("the rows of campaign_hypotheses"), self._db.reading() as session:
             chosen = select(CampaignHypothesisRow).where(CampaignHypothesisRow.campaign_id == campaign_id)
             if before is not None:
@@ -163,7 +164,7 @@ class Campaigns(Part):
 
     @retried
     def record(self, campaign_id: str, kind: str, detail: Mapping[str, Any]) -> int:
-        """Append an entry to the campaign's journal and return its number. Anyone may do this."""
+        """Append an entry to the campaign's journal and return its number. This needs no lease."""
         with self._db.writing() as session:
             _row(session, campaign_id)
             row = self._note(session, campaign_id, kind, detail)
@@ -241,7 +242,7 @@ class Campaigns(Part):
                     study.pause_requested = study.pause_requested if pause is None else pause
 
     def _vetoed(self, session: Session, campaign_id: str) -> set[str]:
-        """Return the ids of vetoed studies."""
+        """Return the ids of the campaign's vetoed studies."""
         chosen = select(CampaignEventRow).where(
             CampaignEventRow.campaign_id == campaign_id, CampaignEventRow.kind == "vetoed"
         )

@@ -18,7 +18,8 @@ from researcher.store.retries import PATIENCE_S, is_held, of_driver, patiently
 
 _BUSY_S = 20.0
 PLANNING_PATIENCE_S = 60.0
-"""How long to retry while planning. Short, because a person is waiting and Ctrl-C takes effect only afterwards."""
+"""Seconds to wait for an unreachable database while planning. Short, because a person is waiting and Ctrl-C takes effect only
+afterwards."""
 
 T = TypeVar("T")
 Saver = BaseCheckpointSaver[str]

@@ -22,9 +22,9 @@ MIGRATION_LOCK = 0x5EA4C8
 """Key of the PostgreSQL advisory lock that lets only one process upgrade at a time."""
 BUSY_TIMEOUT_S = 20
 RESTART_S = 5.0
-"""How long to retry the first connection. Long enough for a server restart, short enough to report a wrong address soon."""
+"""Seconds to retry the first connection. Long enough for a server restart, short enough to report a wrong address soon."""
 _NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR")
-"""SQLite reports some writes on a full disk as I/O errors."""
+"""SQLite errors that may mean a full disk; SQLite reports some writes on a full disk as I/O errors."""
 
 
 def default_url(environ: Mapping[str, str] | None = None) -> str:

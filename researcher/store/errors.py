@@ -102,7 +102,7 @@ class FindingConflict(StoreError):
     def __init__(self, problems: dict[str, str]) -> None:
         super().__init__("; ".join(f"{id} {problem}" for id, problem in problems.items()))
         self.problems = problems
-        """What is wrong with each conflicting finding, by its id."""
+        """The problem with each conflicting finding, by the finding's id."""
 
 
 class SinkMissing(StoreError):

@@ -45,7 +45,7 @@ class Leases(Part):
 
     @retried
     def renew(self, study_id: str, token: int, ttl_s: float) -> None:
-        """Extend the lease. Raises: LeaseSuperseded when the study has a new owner."""
+        """Extend the lease. Raises: LeaseSuperseded when it was released or has a new owner."""
         self._renew(owned_resource(study_id), token, ttl_s)
 
     @retried
@@ -108,7 +108,7 @@ class Leases(Part):
 
 
 class Budgets(Part):
-    """Budgets of studies: an amount is reserved before it is spent. `item` (such as a trial's key) makes both operations
+    """Budgets of studies: an amount is reserved before it is spent. `item` (such as a trial's key) makes reserving and spending
     idempotent."""
 
     @retried

@@ -41,7 +41,7 @@ _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOU
 """Keeps MLflow from retrying for minutes while we wait; the outbox retries instead."""
 _CONNECT_S = 5
 _NETWORKED = ("postgresql", "mysql")
-"""Network databases, whose drivers all accept `connect_timeout`."""
+"""Kinds of database servers that MLflow may use. Their drivers all accept `connect_timeout`."""
 _NOTE, _COLOUR = "mlflow.note.content", "mlflow.runColor"
 _PALETTE = ("#077A9D", "#C82D4C", "#00875C", "#B45F06", "#8A63BF", "#5D7283", "#AC9A2D", "#E65B77")
 _WILD = str.maketrans("'\\", "__")
@@ -68,7 +68,7 @@ class _Study:
     plan: Plan | None
     experiment_id: str
     runs: dict[str, str] = field(default_factory=dict)
-    """Run ids by key."""
+    """MLflow run ids, by the value of the `KEY` tag."""
 
 
 class MlflowSink(CopySink):

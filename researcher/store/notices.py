@@ -23,7 +23,7 @@ from researcher.store.transactions import Part, Transactions
 
 @dataclass(frozen=True, slots=True)
 class WaitingNotice:
-    """A notice that was not yet sent to its service. `at` is the Unix time at which it was recorded."""
+    """A notice that has not been sent to its service yet. `at` is the Unix time at which it was recorded."""
 
     seq: int
     service: str
@@ -45,7 +45,7 @@ class Notices(Part):
 
     @retried
     def of(self, subject_id: str) -> list[Notice]:
-        """Return every notice about the subject, oldest first, each only once even if it goes to several services."""
+        """Return every notice about the subject, oldest first. A notice for several services is returned only once."""
         with self._db.reading() as session:
             chosen = select(NoticeRow.notice).where(NoticeRow.subject_id == subject_id).order_by(NoticeRow.seq)
             found = [Notice.model_validate_json(text) for text in session.scalars(chosen)]

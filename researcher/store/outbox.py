@@ -20,7 +20,8 @@ from researcher.store.transactions import Part, locked
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A notice that something changed: a `study`, `stage`, `trial`, `verdict` or `report`. Read its current state from the store."""
+    """A message that something has changed: a `study`, `stage`, `trial`, `verdict` or `report`. Read its current state from the
+    store."""
 
     seq: int
     study_id: str

@@ -31,7 +31,7 @@ class CopySink(ABC):
     """A copy of the records. Call `drain` regularly and once at the end. It may run in a separate thread."""
 
     name: ClassVar[str]
-    """Key of this sink's deliveries. It must never change."""
+    """Name under which this sink's deliveries are recorded. It must never change."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -150,7 +150,8 @@ def losses_of(trial: TrialRecord) -> dict[str, float]:
 
 
 def points_of(trial: TrialRecord, started: float) -> Iterator[tuple[str, float, int, int]]:
-    """Yield each point as (name, value, time in ms, step). Times are spread over the trial, and are the same on each sending."""
+    """Yield each point as (name, value, time in ms, step). Times are spread over the trial, and are the same each time the trial
+    is sent."""
     began, ended = int(started * 1000), int((trial.ended_at or started) * 1000)
     for name, value in trial.finals.items():
         yield f"final.{name}", value, ended, 0

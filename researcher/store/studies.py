@@ -74,7 +74,7 @@ class Studies(Part):
 
     @retried
     def move(self, study_id: str, servers: Sequence[str]) -> None:
-        """Run the study on these servers from now on."""
+        """Record that the study runs on these servers from now on."""
         with self._db.owning(study_id) as session:
             row = self._db.study_row(session, study_id)
             before = list(row.options.get("servers", ()))

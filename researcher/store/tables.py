@@ -56,7 +56,7 @@ class StudyRow(Base):
 
 
 class CampaignRow(Base):
-    """A campaign. `goal` is the goal file; `aim` is what it means on the first instrument, fixed at the start."""
+    """A campaign. `goal` is the goal file; `aim` is the goal in the terms of the first instrument, fixed at the start."""
 
     __tablename__ = "campaigns"
 

@@ -89,7 +89,7 @@ CAMPAIGN = "ca"
 
 
 def owned_resource(subject: str) -> str:
-    """Return the name of the lease of this study or campaign."""
+    """Return the resource name under which this study or campaign is leased."""
     return f"{'campaign' if subject.startswith(f'{CAMPAIGN}-') else 'study'}:{subject}"
 
 

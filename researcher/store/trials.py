@@ -160,7 +160,7 @@ class Trials(Part):
 
     @retried
     def record_rest(self, study_id: str, key: str, reason: str, since: float | None = None) -> None:
-        """Record that no work is done on the attempt for now.
+        """Record that work on the attempt has stopped for now.
 
         If it was interrupted, `since` is the Unix time at which work on it stopped. If it was paused, with a checkpoint saved and
         its server free, leave out `since`.

@@ -23,7 +23,7 @@ from researcher.llm.templates import filled
 MOST_TOKENS = 8000
 _PROMPTS = Path(__file__).parent / "prompts"
 _SHARES = {"goal": 0.12, "aim": 0.14, "problems": 0.12, "said": 0.14, "hypotheses": 0.18}
-"""Maximum share of the space for each part; for `aim`, of each instrument. Studies take what is left."""
+"""Maximum share of the space for each part of the prompt. The share for `aim` is per instrument. Studies get the rest."""
 _MOST_AIMS = 0.32
 """Maximum share of the space for the aims of all instruments together."""
 _WHOLE = 3
@@ -31,7 +31,7 @@ _WHOLE = 3
 _MOST_ARMS, _MOST_EFFECTS = 12, 12
 """Maximum number of arms and of effects in one study's row."""
 _LONGEST_WORDS, _LONGEST_SHORT = 600, 140
-"""Maximum number of characters of a quoted text in a whole row, and in a shortened one."""
+"""Maximum length of a quoted text, in characters: in a whole row, and in a shortened row."""
 
 
 def first_messages(
@@ -101,7 +101,7 @@ def _longest(text: str, fits: Callable[[str], bool]) -> str:
 
 
 def rows(each: Sequence[tuple[str, str]], most: int) -> str:
-    """Join rows, so that they take up at most `most` characters of JSON. Each is given whole and shortened, the newest last.
+    """Join rows, so that they take up at most `most` characters of JSON. `each` has every row whole and shortened, the newest last.
 
     If they do not all fit, older rows are shortened, and the oldest are left out.
     """
