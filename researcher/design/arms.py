@@ -29,7 +29,7 @@ FULL_UP_TO = 3
 _BETWEEN = 3
 """Number of arms in the fine grid between two neighbouring levels."""
 _LONGEST_TEXT, _BEGINNING = 60, 40
-"""Maximum length of a level in an arm's name, in characters, and the number of characters kept of a longer one."""
+"""Lengths in characters: the longest level that an arm's name shows in full, and the part shown of a longer one."""
 _Signs = tuple[int, ...]
 _Named = tuple[str, Scalar]
 """A level's name, `FACTOR=LEVEL`, and the level."""
@@ -193,7 +193,7 @@ def hypotheses_of(question: Question, arms: Sequence[Arm], between: Sequence[Arm
 
 
 def _pairs(question: Question, arms: Sequence[Arm], between: Sequence[Arm]) -> list[tuple[str, Arm, Arm]]:
-    """Return each baseline and treatment, preceded by the name of the factor in which they differ."""
+    """Return the compared pairs as (factor in which they differ, baseline, treatment)."""
     if question.spec.design == "sequence":
         return [(factor.name, group[0], arm) for factor, group in groups_of(question) for arm in group[1:]]
     if question.bundles:
@@ -205,13 +205,13 @@ def _pairs(question: Question, arms: Sequence[Arm], between: Sequence[Arm]) -> l
 
 
 def _differing(arm: Arm, baseline: Arm) -> str:
-    """Return the factors in which a bundle differs from the baseline, joined by ` + `."""
+    """Return the names of the factors in which a bundle differs from the baseline, joined by ` + `."""
     names = dict.fromkeys([*arm.levels, *baseline.levels])
     return " + ".join(name for name in names if arm.levels.get(name) != baseline.levels.get(name)) or "nothing"
 
 
 def _contrast(question: Question, factor: str, baseline: Arm, treatment: Arm) -> dict[str, Any]:
-    """Return the hypothesis on two arms: a higher, lower or equal metric, as the spec claims; in a screen, a different one."""
+    """Return the hypothesis that compares two arms: the metric is higher, lower or equal as claimed; in a screen, it changes."""
     metric = question.metric
     said = f"{treatment.name} has {_more(question)} {metric.name} than {baseline.name}{_assumed(question)}"
     if question.spec.claim == "equal":
@@ -222,7 +222,7 @@ def _contrast(question: Question, factor: str, baseline: Arm, treatment: Arm) ->
 
 
 def _trend(question: Question, arms: Sequence[Arm]) -> dict[str, Any]:
-    """Return the hypothesis that the metric changes from the first arm to the last. The arms are in order."""
+    """Return the hypothesis that the metric changes from the lowest level to the highest. `arms` are in order of their levels."""
     (factor,), metric = question.factors, question.metric
     low, high = (level_text(arm.levels[factor.name]) for arm in (arms[0], arms[-1]))
     over = f"from {low} to {high}{', on a log scale' if factor.scale == 'log' else ''}"
@@ -307,9 +307,7 @@ def with_own_seeds(plan: Plan) -> Plan:
 
 
 def _what_runs(plan: Plan, arm: Arm) -> str:
-    """Return everything that an arm's trials receive, except seeds, as JSON. Factors that only other arms vary are at their
-    defaults.
-    """
+    """Return, as JSON, everything except seeds that an arm's trials receive. Factors that the arm does not vary are at their defaults."""
     levels = plan.levels_of(arm)
     specs = [
         RunSpec.model_validate(plan.run_fields(levels, role)).model_dump(mode="json") for role in (None, *plan.roles)

@@ -1,4 +1,4 @@
-"""The arms, hypotheses and stages that each design makes of a question, and the decisions after each stage."""
+"""Lays out each design: its arms, hypotheses and stages, and the decisions after each stage."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _balanced(question: Question, instrument: Instrument) -> Question:
 def branches_of(
     question: Question, stages: Sequence[Stage], hypotheses: Sequence[Hypothesis], *, allow_underpowered: bool
 ) -> tuple[Branch, ...]:
-    """Return the branches between stages, with exits for too much noise, a fired sentinel, or a decided look."""
+    """Return the branches between stages. They stop the study if the noise is too high, a sentinel fires or a look decides."""
     design, last = question.spec.design, stages[-1]
     if question.screens:
         return (_stop(last, "every planned trial has ended; a screen explores and gives no verdict"),)
@@ -147,7 +147,7 @@ def branches_of(
 
 
 def _in_sequence(question: Question, stages: Sequence[Stage], hypotheses: Sequence[Hypothesis]) -> list[Branch]:
-    """Return branches that continue with the supported level that has the largest effect, else with the baseline."""
+    """Return the branches of a sequence: continue with the supported level that has the largest effect, else with the baseline."""
     floor, compare, *following = stages
     one, second = (varied.factor.name for varied in question.varied)
     decided = {stage.id: [each for each in hypotheses if each.sides <= set(stage.arms)] for stage in stages}
@@ -192,7 +192,7 @@ def _ending(stage: Stage, hypotheses: Sequence[Hypothesis], at_end: Sequence[Bra
 
 
 def _worthless(stage: Stage, hypotheses: Sequence[Hypothesis]) -> list[Branch]:
-    """Return exits for sentinels that make the numbers meaningless."""
+    """Return branches that stop the study if a sentinel makes a verdict invalid."""
     reason = "a sentinel fired: the numbers do not answer the question"
     return [_verdict(stage, each, ("invalid",), reason) for each in hypotheses]
 

@@ -20,15 +20,15 @@ from swarm.models.catalogue import find, hosted_name, known_names
 from swarm.protocol.errors import SwarmError
 
 BOOT_S = 45.0
-"""Boot time of a server on two cores."""
+"""Time to boot a server on two cores, in seconds."""
 _SHOWN = 8
-"""Number of hexadecimal digits of a fingerprint to show in a model's name."""
+"""Number of hexadecimal digits of the fingerprint that a model's name shows."""
 _MODEL = "model"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def with_models(spec: StudySpec, instrument: Instrument) -> tuple[StudySpec, dict[str, PlanModel]]:
-    """Replace models in the spec by the names used in arms, reports and findings; return it with the models by these names.
+    """Replace the spec's models by the names used in arms, reports and findings. Returns the spec, and a map from name to model.
 
     Raises: SpecRefused for an unknown model, or a model that the spec names twice.
     """
@@ -110,9 +110,7 @@ def folder_model(path: Path) -> PlanModel:
 
 
 def models_of(arms: Sequence[Arm], factors: Sequence[Factor], named: Mapping[str, PlanModel]) -> tuple[PlanModel, ...]:
-    """Return the models in which arms differ, in the arms' order; empty if all arms share one. `named` maps names to the spec's
-    models.
-    """
+    """Return the models in which arms differ, in the arms' order; empty if all arms share one. `named` maps names to the spec's models."""
     names = [factor.name for factor in factors if factor.target == STUDY_MODEL]
     found = dict.fromkeys(str(arm.levels[name]) for arm in arms for name in names if name in arm.levels)
     return tuple(named.get(model) or PlanModel(name=model) for model in found)

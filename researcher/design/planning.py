@@ -44,7 +44,7 @@ from swarm.models.catalogue import find
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 PLANNED_EFFECT = 1.5
-"""Planned effect, in margins; the plan must detect it with the planned power."""
+"""Default effect to detect, in margins of the metric. The plan must detect it with the planned power."""
 DEFAULT_BUDGET_S = 8 * 3600.0
 _THINKING = "sampling.thinking"
 KeptModels = Callable[[str], PlanModel]
@@ -255,9 +255,9 @@ def _with_interim_stated(plan: Plan) -> Plan:
 
 
 def _stop_thinking(question: Question, instrument: Instrument, models: Mapping[str, PlanModel]) -> tuple[str, ...]:
-    """Return an assumption that models do not think before they answer, if one of them could and nothing says whether it should.
+    """Return an assumption that models do not think before they answer, if any of them could and the spec does not say.
 
-    The length limit of answers suits the instrument's own model: a thinking model would never reach its answer.
+    The length limit of answers suits the instrument's own model; a thinking model would run out of tokens before it answers.
     """
     others = [model for model in models.values() if find(model.name) is None and model.name != instrument.model]
     asked = [*question.factors, *(factor for factor, _ in question.settings)]
@@ -268,7 +268,10 @@ def _stop_thinking(question: Question, instrument: Instrument, models: Mapping[s
 
 
 def _run(question: Question, instrument: Instrument, settings: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Return the run settings of all arms. Raises: PlanningRefused if their shares leave nothing for the other families."""
+    """Return the run settings that all arms share.
+
+    Raises: PlanningRefused if the shares of some task families leave nothing for the others.
+    """
     run: Any = instrument.defaults.run
     if ALGORITHM in settings:
         run = with_algorithm(run, str(settings[ALGORITHM]))
@@ -287,12 +290,12 @@ def _patched(run: Any, settings: Mapping[str, Scalar], room: str) -> dict[str, A
 
 
 def _within(settings: Mapping[str, Scalar], room: str) -> dict[str, Scalar]:
-    """Return the settings whose targets begin with `room`, keyed by the rest of the target."""
+    """Return the settings whose targets start with the prefix `room`, keyed by the rest of the target."""
     return {target.removeprefix(room): level for target, level in settings.items() if target.startswith(room)}
 
 
 def _with_algorithms_first(plan: Plan, settings: Mapping[str, Scalar]) -> Plan:
-    """Let the defaults of an arm's algorithm override the instrument's where they differ, but never the spec's own settings."""
+    """Let the defaults of each arm's algorithm override the instrument's settings, but not the spec's own settings."""
     yielding = plan.model_copy(update={"stated": tuple(_within(settings, "run."))})
     levels = [plan.levels_of(arm) for arm in plan.arms]
     same = all(
@@ -353,10 +356,9 @@ def _seeds(instrument: Instrument, spec: StudySpec) -> Seeds:
 
 
 def checked(plan: Plan) -> Plan:
-    """Check the plan, and give arms that run the same separate seeds.
+    """Check the plan, and give arms with equal settings different seeds.
 
-    Checks that arm names differ, that a server would accept each arm, and that every stage leads somewhere. Raises:
-    PlanningRefused.
+    Checks that arm names differ, that a server would accept each arm, and that every stage leads somewhere. Raises: PlanningRefused.
     """
     shared = [name for name, count in Counter(arm.name for arm in plan.arms).items() if count > 1]
     if shared:
@@ -397,7 +399,7 @@ def checked(plan: Plan) -> Plan:
 
 
 def _with_mixes_stated(plan: Plan) -> Plan:
-    """Add to the assumptions the complete mix of each arm that sets a share."""
+    """Add an assumption for each arm that sets a share: its complete mix of task families."""
     said = list(plan.assumptions)
     for arm in plan.arms:
         if any(factor.share and factor.name in arm.levels for factor in plan.factors):

@@ -88,7 +88,7 @@ class Pace:
         )
 
     def trial_s(self, plan: Plan, arm: Arm) -> float:
-        """Return the expected seconds of one of this arm's trials; the plan must fit this pace.
+        """Return the expected seconds of one trial of this arm. The plan must fit this pace.
 
         With a calibration's pace, an interim episode is assumed to last as long as a trained one.
         """
@@ -103,7 +103,7 @@ class Pace:
 
 
 def _tokens_per_episode(trials: Sequence[TrialRecord]) -> float | None:
-    """Return the mean over all trained episodes of the steps that counted tokens."""
+    """Return the mean tokens per trained episode, over the steps for which tokens were counted; None if there are none."""
     called, episodes = 0.0, 0.0
     for trial in trials:
         played = dict(trial.series.get("episodes", ()))
@@ -126,7 +126,7 @@ def _work(plan: Plan) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Minimum and maximum cost of a plan. Wall time is for the given number of servers.
+    """Price of a plan as (minimum, maximum) pairs. Wall time is for the given number of servers.
 
     `seeds_needed` is per arm, for the instrument's stated σ; None if it states none. `tokens` counts the agents' calls; None if the
     plan does not limit them.
@@ -186,9 +186,9 @@ def fitted(plan: Plan, instrument: Instrument, spec: StudySpec, *, servers: int)
 
 
 def check_budget(plan: Plan, instrument: Instrument, *, servers: int, trials: int | None = None) -> int:
-    """Return the number of seeds per arm that the budget pays for. `trials` limits the number of trials; None: no limit.
+    """Return the number of seeds per arm that the budget can pay for. `trials` is the maximum number of trials; None: no limit.
 
-    Raises: BudgetTooSmall if the budget does not pay for the plan's minimum.
+    Raises: BudgetTooSmall if the budget cannot pay for the plan's minimum.
     """
     price, budget_s = price_of(plan, instrument, servers=servers), plan.budget.wall_s
     affordable = _affordable(plan, instrument, servers, trials)
@@ -207,7 +207,7 @@ def check_budget(plan: Plan, instrument: Instrument, *, servers: int, trials: in
 
 
 def _affordable(plan: Plan, instrument: Instrument, servers: int, trials: int | None) -> int:
-    """Return the seeds per arm of the deciding stage that the budget pays for when all other stages use their maximum."""
+    """Return the seeds per arm that the budget can pay for in the deciding stage, if all other stages use their maximum."""
 
     def price(most: int) -> Price:
         stages = tuple(stage.model_copy(update={"seeds": 1}) for stage in plan.stages)
@@ -223,7 +223,7 @@ def _affordable(plan: Plan, instrument: Instrument, servers: int, trials: int | 
 
 
 def calibrating(plan: Plan) -> Plan:
-    """Return the plan with trials of only a few steps, for a calibration. Its work per episode and its time limits stay the same."""
+    """Return the plan for a calibration: the same trials with only a few steps. Work per episode and time limits stay the same."""
     lengths = {factor.name for factor in plan.factors if STUDY_STEPS in factor.targets}
     arms = [
         arm.model_copy(update={"levels": {name: level for name, level in arm.levels.items() if name not in lengths}})
@@ -233,9 +233,10 @@ def calibrating(plan: Plan) -> Plan:
 
 
 def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Plan:
-    """Set the plan's expected seconds of its longest trial, and its expected tokens if they are limited.
+    """Return the plan with the expected duration of its longest trial and, if the budget limits tokens, the most tokens a trial should
+    need.
 
-    The first pace that fits decides; without one, the instrument's estimate is scaled by length and episodes per step.
+    Uses the first pace that fits the plan. If none fits, scales the instrument's estimate by trial length and episodes per step.
     """
     pace = next((each for each in paces if each.fits(plan)), None)
     if plan.budget.tokens is not None:
@@ -282,7 +283,7 @@ def _call_tokens(plan: Plan, arm: Arm) -> float:
 
 
 def expected_tokens(plan: Plan) -> tuple[float, float] | None:
-    """Return the minimum and maximum tokens of all trials, or None if the plan does not limit them."""
+    """Return the minimum and maximum expected tokens of all trials, or None if the plan does not limit tokens."""
     if plan.trial_tokens is None:
         return None
     played = {arm.name: sum(_episodes_of(plan, arm)) for arm in plan.arms}
@@ -296,7 +297,7 @@ def arm_seconds(plan: Plan) -> dict[str, float]:
 
 
 def _scaled(longest: float, work: dict[str, float]) -> dict[str, float]:
-    """Scale the longest trial's cost to each arm, in proportion to its work."""
+    """Scale the longest trial's cost to one trial of each arm, in proportion to the work of that arm."""
     return {name: longest * own / max(work.values()) for name, own in work.items()}
 
 

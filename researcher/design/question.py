@@ -34,7 +34,7 @@ from swarm.client.own_algorithms import SourceFault, read_function
 Setting = tuple[Factor, Scalar]
 _MODEL, _STEPS = "model", "steps"
 HUB, DIGEST, _DIGITS = "hf:", "#sha256=", 16
-"""Prefix of a data set on the hub; separator and length of a data file's digest."""
+"""Syntax of data sets: prefix of one on the hub; separator before a data file's digest; number of hexadecimal digits kept of it."""
 
 
 _SOURCE_NOTE = "The plan holds the text of {}: edits of the file change nothing any more."
@@ -88,7 +88,7 @@ class Question:
 
     @property
     def crossed(self) -> bool:
-        """Whether each arm combines one of two levels of several factors. Otherwise an arm is one level, or one bundle."""
+        """Whether arms cross several factors, each at one of two levels. If not, each arm is one level, or one bundle."""
         return self.spec.design in CROSSED and len(self.varied) > 1
 
     @property
@@ -223,7 +223,7 @@ class InstrumentNames:
 
 
 def _pinned(factor: Factor, level: Scalar, field: str) -> Scalar:
-    """Return a data file's full path with its digest, so that a study detects changes; other levels unchanged.
+    """Replace a data file by its full path and digest, so that a study notices changes. Return other levels unchanged.
 
     Raises: SpecRefused for a missing file.
     """
@@ -313,7 +313,7 @@ def _misfits(question: Question, instrument: Instrument) -> Iterator[SpecRefused
 
 
 def _with_effect(question: Question, instrument: Instrument) -> Question:
-    """Add settings that a varied factor needs in order to have any effect, if the spec leaves them open (`Factor.needs_any`).
+    """Add the settings without which a varied factor has no effect (`Factor.needs_any`), if the spec leaves them open.
 
     Raises: SpecRefused if the spec's own settings keep the factor from having an effect.
     """
@@ -340,7 +340,7 @@ def _with_effect(question: Question, instrument: Instrument) -> Question:
 
 
 def _levels_in(question: Question, factor: Factor) -> list[Scalar]:
-    """Return all levels of the factor over the arms."""
+    """Return the factor's levels in all arms."""
     varied = [level for each in question.varied if each.factor == factor for level in each.levels]
     everywhere = next((level for each, level in question.settings if each == factor), factor.default)
     arms = [next((level for each, level in arm if each == factor), everywhere) for arm in question.bundles.values()]

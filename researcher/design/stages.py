@@ -35,10 +35,9 @@ def stage(name: str, kind: StageKind, arms: Iterable[str], seeds: Seeds, **more:
 
 
 def compared(arms: Sequence[str], noisy: str, seeds: Seeds, looks: int, alpha: float) -> tuple[Stage, ...]:
-    """Return the stages of a comparison: a noise floor on one arm, then all arms on the same seeds and more, with one or more
-    looks.
+    """Return the stages of a comparison: a noise floor on one arm, then all arms, in one or more looks.
 
-    `alpha` is the total over all looks.
+    The comparison starts on the noise floor's seeds and may add more. `alpha` is the total over all looks.
     """
     floor = _floor(noisy, seeds)
     if looks == 1:
@@ -54,7 +53,7 @@ def compared(arms: Sequence[str], noisy: str, seeds: Seeds, looks: int, alpha: f
 def spending(shares: Sequence[float], alpha: float) -> list[float]:
     """Return the alpha of each look by the O'Brien-Fleming-like spending function: little early, most at the end.
 
-    The parts add up to alpha (a union bound), however the looks depend on each other. Source: Lan and DeMets 1983, Biometrika 70.
+    The parts sum to alpha, so the union bound holds however the looks depend on each other. Source: Lan and DeMets 1983, Biometrika 70.
     """
     from scipy import stats
 
@@ -66,11 +65,11 @@ def spending(shares: Sequence[float], alpha: float) -> list[float]:
 def raced(
     treatments: Sequence[str], between: Sequence[str], baseline: str, seeds: Seeds, fine: int, *, racing: bool
 ) -> tuple[Stage, ...]:
-    """Return the stages of a race: rungs with half the arms and twice the seeds each, a fine stage if requested, and the
-    confirmation of the best arm.
+    """Return the stages of a race: a noise floor, rungs, a fine stage if requested, and the confirmation of the best arm.
 
-    If treatments do not race, all of them are compared first, and the confirmation tests the best fine arm. Optuna picks from the
-    arms `between`. The confirmation uses fresh seeds.
+    Each rung has half the arms of the previous one and twice its seeds. If `racing` is false, one comparison of all treatments replaces
+    the rungs, and the confirmation tests only the best fine arm. In the fine stage, Optuna picks from the arms `between`. The
+    confirmation uses fresh seeds.
     """
     stages = [_floor(baseline, seeds)]
     if racing:
@@ -91,11 +90,11 @@ def raced(
 
 
 def in_sequence(question: Question, seeds: Seeds) -> tuple[Stage, ...]:
-    """Return the stages of a sequence: the first comparison, then one of the second factor for each level of the first. Only one of
-    these runs.
+    """Return the stages of a sequence: a noise floor, a comparison of the first factor, and for each of its levels a comparison of the
+    second factor, of which only one runs.
 
-    All arms of the second comparison run on fresh seeds, even the arm that ran in the first comparison. That arm was chosen because
-    it looked best on its seeds: on the same seeds again, it would look too good, and the second factor's other levels too bad.
+    All arms of the second comparison run on fresh seeds, even the arm that ran in the first comparison. That arm was chosen because it
+    looked best on its seeds: on the same seeds again, it would look too good, and the second factor's other levels too bad.
     """
     first, *following = [tuple(arm.name for arm in arms) for _, arms in groups_of(question)]
     one, second = question.varied
@@ -114,7 +113,7 @@ def _floor(arm: str, seeds: Seeds) -> Stage:
 
 
 def with_most(stages: Sequence[Stage], most: int) -> tuple[Stage, ...]:
-    """Limit deciding stages to `most` seeds per arm. Fresh seeds stay above all others."""
+    """Limit deciding stages to `most` seeds per arm, and move stages with fresh seeds so that they start above all earlier seeds."""
     sized: list[Stage] = []
     for each in stages:
         before = [mine for own, mine in zip(stages, sized, strict=False) if own.first_seed < each.first_seed]
@@ -128,9 +127,10 @@ def with_most(stages: Sequence[Stage], most: int) -> tuple[Stage, ...]:
 
 
 def with_seeds(stages: Sequence[Stage], seeds: int) -> tuple[Stage, ...]:
-    """Lay out the stages for exactly `seeds` per arm.
+    """Return the stages for exactly `seeds` per arm.
 
-    A look keeps its share of the seeds, a rung its minimum and its lead over the previous rung, and a fine stage its own seeds.
+    A look gets its share of the seeds. A rung keeps its minimum, and its maximum grows from rung to rung as before. A fine stage keeps
+    its own seeds.
     """
     first_rung = next((each.seeds for each in stages if each.kind is StageKind.COARSE), 1)
 
@@ -146,7 +146,7 @@ def with_seeds(stages: Sequence[Stage], seeds: int) -> tuple[Stage, ...]:
 
 
 def check_seeds(plan: Plan) -> None:
-    """Check the plan's seeds. Raises: PlanningRefused if an arm could need seeds above `LAST_SEED`."""
+    """Raise PlanningRefused if an arm could need seeds above `LAST_SEED`."""
     over = plan.last_seed - LAST_SEED
     if over > 0:
         first = min(each.first_seed for each in plan.stages)
@@ -157,13 +157,14 @@ def check_seeds(plan: Plan) -> None:
 
 
 def cost(plan: Plan, seconds: Mapping[str, float], *, at_most: bool) -> tuple[int, float]:
-    """Return the number of trials and their total seconds, with the minimum or maximum seeds of each stage; a trial counts once.
+    """Return the number of trials and their total seconds. A trial that several stages use counts once.
 
-    Of alternative stages, only one of which runs, the most expensive counts.
+    Counts each stage's maximum number of seeds if `at_most`, else its minimum. Of alternative stages, only one of which runs, the most
+    expensive counts.
     """
     baselines = {arm for hypothesis in plan.hypotheses for arm in hypothesis.baselines}
     run: dict[tuple[str, int], int] = {}
-    """Largest number of seeds that each arm has run, by arm and first seed."""
+    """Largest number of seeds run so far, by arm and first seed."""
     prices: dict[tuple[str, ...], tuple[float, int]] = {}
     for each in plan.stages:
         seeds, chosen = each.max_seeds if at_most else each.seeds, each.keep or each.picks

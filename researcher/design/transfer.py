@@ -1,4 +1,4 @@
-"""Scores trained models on held-out tasks of other instruments: the plan's fields for it, and the metrics that it adds."""
+"""Scores trained models on held-out tasks of other instruments: adds the tasks and their metrics to the plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from researcher.study.plan import Plan, Transfer
 
 
 def scored_on(plan: Plan, others: Sequence[InstrumentFolder]) -> Plan:
-    """Return the plan with trials that also play held-out tasks of these instruments, once after training."""
+    """Return the plan with trained models also scored once, after training, on held-out tasks of these instruments."""
     if not others:
         return plan
     transfers = tuple(_transfer(each) for each in others)
@@ -39,7 +39,10 @@ def _transfer(folder: InstrumentFolder) -> Transfer:
 
 
 def _metrics(instrument: Instrument) -> list[Metric]:
-    """Return the instrument's own metrics of held-out tasks after training, else its reward, with the instrument in their names."""
+    """Return the instrument's metrics that are measured on held-out tasks after training, or its held-out reward if it has none.
+
+    The instrument's name is added to each metric's name.
+    """
     own = [
         metric
         for metric in instrument.metrics

@@ -69,9 +69,7 @@ def open_instrument(name: str, environ: Mapping[str, str] | None = None) -> Inst
 
 
 def as_frozen(folder: InstrumentFolder, code: str) -> InstrumentFolder:
-    """Give the folder the digest that a plan has for it, if an earlier version had that digest and only the declaration changed
-    since.
-    """
+    """Return the folder with the digest that a plan recorded, if the declaration lists that digest as an earlier version's."""
     return replace(folder, code=code) if code in folder.instrument.earlier else folder
 
 
@@ -115,7 +113,7 @@ def folder_digest(path: Path) -> str:
 
 
 def files_digest(files: Iterable[tuple[str, bytes]]) -> str:
-    """Return the same digest from names and contents of files, which must be sorted by name."""
+    """Return the digest of a folder from the names and contents of its files, which must be sorted by name."""
     digest = hashlib.sha256()
     for name, content in files:
         digest.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())

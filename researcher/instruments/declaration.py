@@ -196,7 +196,7 @@ def _factor_misfits(factor: Factor, instrument: Instrument) -> Iterator[str]:
 
 
 def _target_misfits(factor: Factor, target: str, instrument: Instrument) -> Iterator[str]:
-    """Yield problems of a target that does not exist. Run targets are tried on a RunSpec."""
+    """Yield a problem if the target does not exist. Run targets are checked by validating a RunSpec."""
     room, _, path = target.partition(".")
     role, _, field = path.partition(".")
     run = instrument.defaults.run

@@ -56,12 +56,12 @@ class Factor(StrictModel):
     off: Annotated[Scalar | None, Field(exclude_if=lambda off: off is None)] = None
     """The level at which the factor is off, if not 0: all weights instead of adapters, a constant schedule."""
     on: Annotated[Scalar | None, Field(exclude_if=lambda on: on is None)] = None
-    """A usual level at which the factor has an effect. None: the default level has one, or no such level is declared."""
+    """A usual level at which the factor has an effect. None: the default has one, or no such level is declared."""
     needs: Annotated[str | None, Field(exclude_if=lambda needs: needs is None)] = None
-    """A factor that must not be 0 for this one to have an effect."""
+    """Name of a factor that must not be 0 for this one to have an effect."""
     needs_any: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
-    """Integer factors, one of which must be above its lowest level for this factor to have an effect. If the spec leaves them open,
-    the first is raised by one in all arms.
+    """Integer factors, at least one of which must be above its lowest level for this factor to have an effect. If the spec leaves them
+    open, the first one is raised by one in all arms.
     """
     share: Annotated[bool | None, Field(exclude_if=lambda share: share is None)] = None
     """For a family's ratio in `batch.mix`: whether the level is its share of the whole, so that the others share the rest.
@@ -144,7 +144,7 @@ class Metric(StrictModel):
 
     @property
     def asked(self) -> Metric:
-        """A copy for plans that request it."""
+        """Copy for a plan that requests this metric: `on_request` is false."""
         return self.model_copy(update={"on_request": False})
 
     @property

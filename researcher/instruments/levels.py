@@ -83,7 +83,7 @@ def off_level(factor: Factor) -> Scalar | None:
 
 
 def on_level(factor: Factor) -> Scalar:
-    """Return a level at which the factor has an effect: its usual one, the default, or another choice."""
+    """Return a level at which the factor has an effect: the declared `on`, the default if it has one, another choice, or 1 or 0.1."""
     if factor.on is not None or factor.default != off_level(factor):
         return factor.default if factor.on is None else factor.on
     if factor.type in ("choice", "bool"):
@@ -92,10 +92,10 @@ def on_level(factor: Factor) -> Scalar:
 
 
 def moved_level(factor: Factor, way: int) -> Scalar | None:
-    """Return a level clearly above (way 1) or below (way -1) the default.
+    """Return a level clearly above (way 1) or below (way -1) the default; None if the bounds leave no room, or for unordered factors.
 
-    This is the declared level, else the default moved by a factor of two for counts, four on a log scale, 1.5 otherwise. None if
-    the bounds leave no room, or for unordered factors.
+    Upwards, this is the declared `on` level, if any. Else the default is multiplied or divided: by 2 for integers, by 4 on a log scale
+    or below 0.01, otherwise by 1.5.
     """
     if factor.type not in ("int", "float") or isinstance(factor.default, str):
         return None

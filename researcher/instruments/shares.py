@@ -45,9 +45,10 @@ def with_shares(mix: Mapping[str, Any], shares: Mapping[str, float]) -> dict[str
 def with_shares_of(
     run: Mapping[str, Any], levels: Mapping[str, Scalar], factors: Iterable[Factor], *rooms: str
 ) -> dict[str, Any]:
-    """Return a partial RunSpec whose mix gives each family exactly its share, if these levels set a share.
+    """Return a partial RunSpec whose mix gives each family its share, if these levels set a share.
 
-    `levels` are by target; only those within `rooms` count. Raises: ValueError as `with_shares` does.
+    `levels` maps targets to levels; only targets that start with one of the prefixes `rooms` count. Raises: ValueError as `with_shares`
+    does.
     """
     shared = {target for factor in factors if factor.share for target in factor.targets if target.startswith(rooms)}
     shares = {family: float(levels[target]) for target in levels if target in shared and (family := family_of(target))}

@@ -22,7 +22,7 @@ Tell = Callable[[str], None]
 
 @dataclass(slots=True)
 class Purse:
-    """A study's spending on LLMs, over all askers. `held_tokens` and `held_cost` are the maximum that open calls may still spend."""
+    """What a study has spent on LLMs, over all askers. `held_tokens` and `held_cost` are the most that open calls may still cost."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -31,7 +31,7 @@ class Purse:
 
     @classmethod
     def of(cls, calls: Iterable[LlmCall]) -> Self:
-        """Return the spending after these calls."""
+        """Return the purse after these calls."""
         paid = [(call.prompt_tokens + call.completion_tokens, call.cost or 0.0) for call in calls]
         return cls(sum(tokens for tokens, _ in paid), sum(cost for _, cost in paid))
 

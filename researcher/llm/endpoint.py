@@ -27,7 +27,7 @@ _HOPELESS = (401, 403, 404)
 
 
 def _whole(given: float | str) -> float | str:
-    """Accept `2e5` as a number of tokens, too."""
+    """Convert text such as `2e5` to an integer. Other values are returned unchanged and validated by pydantic."""
     try:
         number = float(given)
     except ValueError:

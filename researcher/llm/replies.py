@@ -18,9 +18,11 @@ from researcher.study.spec import StudySpec
 
 FORMS = ("tools", "json_schema", "prompted")
 _LONGEST, _LONGEST_REFUSAL, _MOST_OBJECTS, _MOST_CALLS = 100_000, 2_000, 100, 16
-"""Maximum characters read of an answer, and of a refusal; maximum places tried for an object; maximum calls of one answer."""
+"""Limits: characters read from an answer, characters kept of a refusal, braces tried as the start of a JSON object, and tool calls per
+answer.
+"""
 _KEPT = ("content", "tool_calls", "reasoning_content", "reasoning_details")
-"""Fields to keep of answers with tool calls. Some endpoints refuse requests that lack their own reasoning."""
+"""Fields of an answer with tool calls that the next request sends back. Some endpoints refuse requests without their own reasoning."""
 _UNUSED = ("title", "default", "description", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
     "minItems", "maxItems")  # fmt: skip
 

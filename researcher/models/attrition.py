@@ -65,7 +65,7 @@ class Attrition(BaseModel):
 
 
 def without(found: Attrition, earlier: Attrition) -> Attrition:
-    """Subtract the lost attempts in `earlier`; keep rewarded attempts."""
+    """Return `found` without the lost attempts and abandoned tasks in `earlier`. Attempts that ended with a reward stay."""
     return found.model_copy(
         update={kind: _without(found.of(kind), earlier.of(kind)) for kind in KINDS},
     )

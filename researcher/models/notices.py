@@ -32,7 +32,7 @@ class Notice(StrictModel):
     kind: NoticeKind
     subject_id: str
     key: str
-    """Names the event within its subject. A notice is recorded once per key."""
+    """Identifies the event within its subject. A notice is recorded once per key."""
     title: str
     body: str
     picture: Path | None = None

@@ -17,13 +17,13 @@ from swarm.protocol.runspec import ComputeType
 
 
 class RepairRecord(BaseModel):
-    """One repaired version of the code that a study adopted. Trials that began earlier ran on the old version."""
+    """One repair of the instrument's code that a study adopted. Trials that ended earlier ran on the old version."""
 
     trial: str
     """Key of the trial whose client had failed."""
     attempt: int
     old: str
-    """SHA-256 of the instrument's files before the repair; `new` is that after it."""
+    """SHA-256 of the instrument's files before the repair. `new` is the SHA-256 after it."""
     new: str
     files: tuple[str, ...]
     diff: str
@@ -53,11 +53,11 @@ OVER_BUDGET = "over_budget"
 LONGEST_TOPIC = 10_000
 """Maximum length of a topic, in characters. Findings and copies of the records store the topic too."""
 MODELS_KEPT, MODELS_NOT_KEPT = "models_kept", "models_not_kept"
-"""Kinds of events of a finished study: its trained models were copied to its folders, or could not be."""
+"""Kinds of events of a finished study: its trained models were copied to its folder, or could not be copied."""
 
 
 SEAL = "seal"
-"""Key of the seal in the journal's `report` events."""
+"""Key under which the journal's `report` events hold the report's seal."""
 
 
 class StudyStatus(StrEnum):
@@ -279,7 +279,7 @@ class StudyRecord(BaseModel):
     updated_at: float
     ended_at: float | None = None
     campaign_id: str | None = None
-    """The campaign that the study belongs to. Its hypothesis and its role there follow."""
+    """Campaign that the study belongs to; None if it has none. `hypothesis_id` and `role` say what it is for in that campaign."""
     hypothesis_id: str | None = None
     role: Literal["explore", "confirm"] | None = None
 
@@ -395,7 +395,7 @@ class StudyData:
 
 
 class LeaseInfo(BaseModel):
-    """Holder of a study or server, when its lease expires, and the fencing token."""
+    """Lease on a study or server: its owner, when it expires (Unix seconds), and the fencing token."""
 
     owner: str
     token: int
@@ -403,7 +403,7 @@ class LeaseInfo(BaseModel):
 
 
 class BudgetState(BaseModel):
-    """One kind of spending of a study (`trials`, `wall_s`, `tokens`, `llm_cost`, `repairs`)."""
+    """Budget of a study for one kind of spending: `trials`, `wall_s`, `tokens`, `llm_cost` or `repairs`."""
 
     kind: str
     limit: float

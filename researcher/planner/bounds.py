@@ -136,7 +136,7 @@ def _times(topic: str) -> Iterator[Stated]:
 
 
 def _limited(kind: Kind, topic: str, match: re.Match[str], value: float) -> Stated:
-    """Interpret the matched number by the words around it."""
+    """Return the bound for the matched number; the words before and after it say whether it is a minimum, a maximum or exact."""
     before, after = topic[: match.start()], topic[match.end() :]
     for each in _words()["before"]:
         if re.search(rf"(?<![A-Za-z])(?:{each['words']})\s*$", before, re.IGNORECASE):
@@ -177,12 +177,12 @@ def _counts(topic: str) -> Iterator[Stated]:
 
 
 def _counted(kind: Kind, number: str) -> bool:
-    """Return whether the number is a count, which it is not in "in one step"."""
+    """Return whether the number word is a count. In "in one step" it is not."""
     return kind == "seeds" or number.lower() not in ("one", "an", "eine", "一")
 
 
 def _names(topic: str) -> Iterator[Stated]:
-    """Find hub names, models with a size, and files. A name must have letters and digits, which `alpha/rank` and `4/8` do not."""
+    """Find hub names, models with a size, and files. Names need both letters and digits, so `alpha/rank` and `4/8` are skipped."""
     written: list[tuple[Kind, str, bool]] = [("data", match.group(), True) for match in _FILE.finditer(topic)]
     for match in _HUB.finditer(topic):
         marked, sized = match[1] is not None, _SIZED.fullmatch(match[2].partition("/")[2]) is not None
@@ -260,7 +260,7 @@ def _fields(each: Stated) -> list[str]:
 
 
 def _a_factor_holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) -> bool:
-    """Return whether a factor with this unit has a level that satisfies the bound, such as `2 steps of warmup`."""
+    """Return whether a factor whose name contains the bound's unit, such as `warmup_steps`, has the stated number as a level."""
     names = {factor.name: (factor.name, *factor.aliases) for factor in factors}
     return any(
         level in (each.value, each.meant) and not isinstance(level, bool)
@@ -270,7 +270,7 @@ def _a_factor_holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) ->
 
 
 def _overrules(given: Mapping[str, Any], each: Stated, factors: Sequence[Factor]) -> bool:
-    """Return whether an option sets a field of this bound. A name that may be a model or data is overruled only if both are set."""
+    """Return whether an option already sets what this bound is about. For a name that may be a model or data, both must be set."""
     arms = given.get("arms", {}).values()
     sets = {name for settings in (given.get("set", {}), given.get("compare", {}), *arms) for name in settings}
     targets = {factor.target for factor in factors if factor.name in sets}

@@ -164,7 +164,7 @@ class _Study(Levels):
         return found
 
     def _vary(self, names: Sequence[str], design: str) -> None:
-        """Compare levels of these factors; set all other levels the same in every arm."""
+        """Compare levels of these factors, and give every arm the same level of all other factors."""
         for name in names:
             treatments, baseline = self._contrast(name)
             self._put_compare(baseline, treatments[-1:] if design in ("factorial", "screen") else treatments)
@@ -184,7 +184,7 @@ class _Study(Levels):
         self._claim()
 
     def _contrast(self, name: str) -> tuple[list[Level], Level]:
-        """Return the treatments and the baseline of a factor. Levels come from the topic, or else from the planner."""
+        """Return the treatments and the baseline of a factor. Levels that the topic does not give are chosen here."""
         levels, factor = self._of(name), self.factors[name]
         way = self.moved.get(name) if factor.type in ("int", "float") else None
         values = [level.value for level in self.levels if level.factor.name == name and level.source == "topic"]
@@ -242,7 +242,7 @@ class _Study(Levels):
         return Level(factor, other, source="topic" if other == factor.default else "planner")
 
     def _moved(self, factor: Factor) -> tuple[list[Level], Level]:
-        """Compare the default with a level on the side that the topic names, or with one on each side."""
+        """Compare the default with a level in the direction that the topic names, or with one in each direction."""
         default, way = factor.default, self.moved.get(factor.name)
         both = self.items.places("far", "open", "which", "best", "interact")
         values: list[Scalar | None] = []

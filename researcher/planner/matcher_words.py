@@ -182,7 +182,10 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
 
 
 def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[list[InstrumentFolder], bool]:
-    """Return the instruments that the topic may be about, and whether it names one. If it names none, a general one is used."""
+    """Return the instruments that the topic may be about, and whether it mentions them by name or keyword.
+
+    If it mentions none, these are the general instruments, or all of them if none is general.
+    """
     words, ordinary = keys(text), _classes().keys()
     phrases = {words[i : i + n] for i in range(len(words)) for n in range(1, 6)} - ordinary
     named = [folder for folder in folders if keys(folder.instrument.name) in phrases]
@@ -329,7 +332,7 @@ class Levels:
         return [j for j in near if self._is_numeric(j)]
 
     def _neighbours(self, i: int, numbers: Sequence[int], bare: bool) -> list[int]:
-        """Return the previous and next number of the list that number `i` is in.
+        """Return the numbers just before and after number `i` that belong to the same list.
 
         `bare` means that some factor has no number yet; a colon or comma may then begin a list.
         """
@@ -368,7 +371,7 @@ class Levels:
             self.levels.append(Level(self.factors["parameters"], "lora", adapters[0].at))
 
     def _of(self, name: str) -> list[Level]:
-        """Return the levels of a factor, without repeats."""
+        """Return the distinct levels of a factor, in the topic's order."""
         levels = [level for level in self.levels if level.factor.name == name]
         return list({level.value: level for level in levels[::-1]}.values())[::-1]
 

@@ -56,9 +56,9 @@ class Judged:
 
 
 def ended(call: Call, request: TopicRequest, author: str, last: Draft) -> Outcome:
-    """Return the outcome of an ending call; NeedsEdit if the LLM still has problems to fix.
+    """Turn an ending call into an outcome, or into NeedsEdit if the LLM still has problems to fix.
 
-    `author` is the LLM's name, for the draft. `last` is the draft to return if this answer is unreadable.
+    `author` is the LLM's name, recorded in the draft. `last` is the draft to return if this answer is unreadable.
     """
     if call.arguments is None:
         return NeedsEdit(draft=last, problems=(call.problem,))
@@ -140,7 +140,7 @@ def _explained(error: ValidationError, form: type[StrictModel]) -> tuple[str, ..
 
 
 def _with_given(fields: dict[str, Any], request: TopicRequest) -> dict[str, Any]:
-    """Return the fields with the topic as the question, and with the values that a person fixed."""
+    """Return the fields with the topic as the question and with the fields that a person fixed."""
     return edited(Draft(fields={**fields, "question": request.topic}, author=""), request.given).fields
 
 

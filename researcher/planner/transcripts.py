@@ -38,7 +38,7 @@ class Turn(BaseModel):
 
 
 def save_transcript(path: Path, calls: Sequence[LlmCall]) -> None:
-    """Write the calls of one planning to a file. Requests without messages are stored whole in `fields`."""
+    """Write the LLM calls of one planning conversation to a file. Requests without messages are stored whole in `fields`."""
     lines = list[str]()
     before, fields = list[dict[str, Any]](), dict[str, Any]()
     for call, after in zip(calls, [*calls[1:], None], strict=True):

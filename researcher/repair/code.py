@@ -37,7 +37,7 @@ def parsed(name: str, text: str) -> ast.Module:
 
 
 def check_changes(old: Mapping[str, str], new: Mapping[str, str], workflow: str) -> None:
-    """Check a repair. `new` maps names of changed files to their texts; `old` does so for all files.
+    """Check a repair. `new` maps changed files to their texts; `old` maps all files of the instrument.
 
     Raises: Unfit for a file outside the instrument, one that does not parse, or a lost public name.
     """

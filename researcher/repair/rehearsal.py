@@ -86,9 +86,9 @@ class Played(BaseModel):
         return not self.error and self.reward is not None
 
     def failed_by(self, fault: Diagnosis) -> bool:
-        """Return whether the episode failed because of this fault, not because of the sandbox or another fault.
+        """Return whether this fault made the episode fail, not the sandbox or another fault.
 
-        The same line may fail differently on another answer.
+        A different exception at the same line counts as this fault, because the line may fail differently on another answer.
         """
         if not self.kind or self.place != fault.place:
             return False

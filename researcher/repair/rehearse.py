@@ -43,7 +43,7 @@ MOST_CALLS = 64
 
 
 class FixedEndpoint:
-    """An HTTP endpoint with fixed answers. Binds its port when created, so that the port is known early; answers after `serve`."""
+    """An HTTP endpoint with fixed answers. Binds its port on construction, so that the port is known early. Call `serve` to answer."""
 
     def __init__(self) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -178,7 +178,7 @@ def _streamed(ending: str, text: str) -> tuple[int, str, bytes]:
 
 EPISODE_S = 20.0
 _LOOKED_THROUGH = 5000
-"""Maximum number of tasks of a stream to search for those that failed."""
+"""Maximum number of tasks of a split to search for the tasks that failed."""
 _TRACE = 1500
 
 

@@ -73,7 +73,7 @@ class Opinion(StrictModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairLimits:
-    """Limits on repair rounds, and on answers per round. Failed rounds count."""
+    """Maximum number of repair rounds per study and per trial, failed rounds included, and of answers per round."""
 
     per_study: int = 3
     per_trial: int = 2
@@ -84,8 +84,8 @@ class RepairLimits:
 class Helpers:
     """LLMs to ask for help.
 
-    `mending` writes repairs. If it is None, a person has to, for the reason `why_none`. `opinion` gives quick opinions on the cause
-    of a failure.
+    `mending` writes repairs; if it is None, a person has to write them, and `why_none` says why. `opinion` gives quick opinions on the
+    cause of a failure.
     """
 
     mending: Llm | None = None
@@ -147,7 +147,7 @@ class Repairer:
         self._store.journal.record_once(self._study_id, SANDBOXED, detail)
 
     def _as_it_lies(self) -> Code:
-        """Return the code in the person's folder. A generated instrument stays in its sandbox, whoever repairs it."""
+        """Return the code in the person's folder as it is now. A generated instrument stays sandboxed, whoever repairs it."""
         return Code(folder=self._own.path, version=self._own.code, sandboxed=self._own.instrument.generated is not None)
 
     @property
@@ -196,8 +196,8 @@ class Repairer:
         return last.detail if last is not None and last.kind == BY_HAND else None
 
     def _ask_a_person(self, case: Case, why: str) -> Code:
-        """Ask a person for a repair; if attempts are left, return the same code for another try. Raises: MendByHand on the last
-        attempt.
+        """Ask a person for a repair. Returns the same code for another try if attempts are left; on the last attempt, raises
+        MendByHand.
         """
         if not case.last:
             return case.code

@@ -32,7 +32,7 @@ from researcher.repair.code import Unfit, check_entries, parsed, public
 from researcher.repair.rehearsal import Played, Rehearsal, RehearsalRequest, check, rehearse
 
 NEW = "new"
-"""Placeholder name of an instrument until it is written."""
+"""Placeholder name of an instrument while it is being written."""
 ANSWERS = 3
 EXAMPLES = ("right", "wrong", "empty")
 _WORKFLOW, _REWARD = "workflow.py", "reward.py"
@@ -105,7 +105,7 @@ class WrittenFactor(StrictModel):
 
     @property
     def ends(self) -> tuple[Scalar, Scalar]:
-        """The two levels that are farthest apart."""
+        """The two levels to rehearse at: the lowest and the highest, or the first and the last choice."""
         match self.type:
             case "bool":
                 return False, True

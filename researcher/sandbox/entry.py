@@ -83,7 +83,7 @@ _LOWEST_PORT = 1024
 
 
 def confine_by(spec: SandboxSpec, ports: Sequence[int]) -> None:
-    """Confine this process as this mode requires.
+    """Confine this process as the spec's mode requires.
 
     Bubblewrap already hides files. It also hides ports, unless the network is shared.
 
@@ -138,7 +138,7 @@ def bubblewrap(spec: SandboxSpec, spec_file: Path, command: Sequence[str]) -> li
 
 
 def _hosts(spec: SandboxSpec, folder: Path) -> Path:
-    """Write the sandbox's hosts file, which maps servers without a local address to the inner end of the relay."""
+    """Write the sandbox's hosts file. It maps the names of remote servers to 127.0.0.1, where the inner end of the relay listens."""
     names = dict.fromkeys(["localhost", *(server.host for server in spec.servers if not server.loopback)])
     file = folder / "hosts"
     file.write_text("".join(f"127.0.0.1 {name}\n" for name in names))
@@ -146,7 +146,7 @@ def _hosts(spec: SandboxSpec, folder: Path) -> Path:
 
 
 def _make_room(spec: SandboxSpec) -> None:
-    """Create the folder of the sockets and change to it, because a socket's path is limited to about 100 characters."""
+    """Create the folder of the sockets and change to it. Relative paths keep a socket's path below the limit of about 100 characters."""
     relays = Path(spec.folder) / _RELAYS
     relays.mkdir(exist_ok=True)
     for socket in relays.glob("*.sock"):

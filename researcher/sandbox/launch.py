@@ -56,7 +56,7 @@ class Relayed(BaseModel):
 
     @property
     def needs_network(self) -> bool:
-        """Whether a relay cannot stand in for the server's address."""
+        """Whether the sandbox needs the host's network to reach the server: a relay can replace a host name, but not an IP address."""
         return self.numeric and not self.loopback
 
     @property
@@ -80,7 +80,7 @@ class SandboxSpec(BaseModel):
     servers: list[Relayed]
     bounds: dict[str, int]
     promised: list[str]
-    """Kinds of confinement that `words` promises, as `foundation.confinement.Confined` names them."""
+    """Kinds of confinement that `Sandbox.words` promises, by their names in `foundation.confinement.Confined`."""
 
     @property
     def network(self) -> bool:
@@ -136,7 +136,7 @@ def spec_of(
     mode: Mode | None = None,
     bounds: Bounds | None = None,
 ) -> SandboxSpec:
-    """Return the sandbox's spec. Creates its room."""
+    """Return the sandbox's spec. Creates its writable folder."""
     room = folder.resolve() / "room"
     room.mkdir(parents=True, exist_ok=True)
     program, own = located(command[0])
@@ -154,7 +154,7 @@ def spec_of(
 
 
 def _promised(mode: Mode, servers: Sequence[Relayed]) -> list[str]:
-    """Return the kinds of confinement that this system can enforce. Bubblewrap already hides files."""
+    """Return the kinds of confinement that the process can set for itself here. In bubblewrap, files are already hidden."""
     version, promised = landlock_version(), ["calls"] if filters_calls() else []
     if mode is Mode.LIMITS and version >= FILES:
         promised.append("files")
@@ -182,10 +182,10 @@ def system_reads() -> list[Path]:
 
 
 def located(python: str) -> tuple[str, Path]:
-    """Return the Python's path, and what it must read to start: its virtual environment, or only the executable.
+    """Return the Python's path, and the path that it must read to start: its virtual environment, or only the executable.
 
-    Without a virtual environment, the surrounding folder may be a home (`~/bin/python`) or the whole disk (`/bin/python3`), so it
-    is not exposed.
+    Without a virtual environment, the surrounding folder may be a home (`~/bin/python`) or the whole disk (`/bin/python3`), so it is
+    not exposed.
     """
     place = Path(python)
     environment = place.parent.parent

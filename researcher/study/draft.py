@@ -45,7 +45,7 @@ class Draft:
 
 _SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
 _WHOLE = ("compare", "arms", "model", "secondary", "evaluate_on")
-"""Fields that an option replaces. Options add to the other mappings."""
+"""Fields that an option replaces as a whole. In other mappings, an option only replaces the keys that it sets."""
 
 
 def edited(draft: Draft, edits: Mapping[str, Any]) -> Draft:
@@ -66,7 +66,7 @@ def edited(draft: Draft, edits: Mapping[str, Any]) -> Draft:
 
 
 def paths_of(fields: Mapping[str, Any]) -> list[str]:
-    """Return the dotted paths that have a source: a field, or each key of a nested field."""
+    """Return the dotted paths whose sources a draft records: each field, or each key of a field that is a mapping."""
     found: list[str] = []
     for name, value in fields.items():
         found += [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
@@ -74,7 +74,7 @@ def paths_of(fields: Mapping[str, Any]) -> list[str]:
 
 
 def marked(fields: Mapping[str, Any], source: Source) -> dict[str, Source]:
-    """Give every path of these fields the same source."""
+    """Return this source for every path of the fields."""
     return dict.fromkeys(paths_of(fields), source)
 
 
@@ -182,7 +182,10 @@ def study_text(draft: Draft, problems: tuple[str, ...] = ()) -> str:
 
 
 def file_text(draft: Draft, model: type[StrictModel], heading: str, problems: tuple[str, ...]) -> str:
-    """Do the same for fields of another model. `heading` is the first line, a comment."""
+    """Return the text of a file that reads back as the draft's fields, for any `model`.
+
+    `heading` is the first line, a comment. `problems` are for a person to solve, one comment each.
+    """
     lines = [*_comment(heading)]
     if draft.because:
         lines += _comment(draft.because)

@@ -55,7 +55,7 @@ class Lines:
         return f"{self.name}:{self.lines[path]}" if path else self.name
 
     def located(self, refused: SpecRefused) -> str:
-        """Return the problems, each with the line of its field, or with the option that overrules it."""
+        """Return a text with every problem and the line of its field, or the option that overrules the file there."""
         return "; ".join(f"{self._place(field)}: {problem}" for field, problem in refused.problems)
 
     def _place(self, path: str) -> str:
@@ -66,7 +66,7 @@ class Lines:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Add the line of each field to refusals that the body raises."""
+        """Add the line of each field to the SpecRefused that the body raises."""
         try:
             yield
         except SpecRefused as refused:
@@ -120,7 +120,7 @@ def read_study_file(path: Path) -> tuple[dict[str, Any], Lines]:
 
 
 def read_study_text(text: str, folder: Path, kind: str = "a study file") -> tuple[dict[str, Any], Lines]:
-    """Do the same for YAML text without a file. `folder` is the base of its relative paths. Raises: PlanningRefused."""
+    """Parse YAML text as `read_study_file` parses a file. `folder` is the base of relative paths. Raises: PlanningRefused."""
     return _data(Path("the text"), text, kind, folder)
 
 
@@ -175,10 +175,9 @@ def _placed(name: str, value: Any, folder: Path, depth: int = 5) -> Any:
 
 
 def checked_spec(fields: Mapping[str, Any]) -> tuple[StudySpec | None, list[SpecRefused]]:
-    """Return the spec, and every wrong field.
+    """Return the spec, and a refusal for every wrong field.
 
-    If some fields are wrong, the spec leaves them out, so that the rest can be checked further; None if the rest is not a valid
-    spec.
+    The spec leaves wrong fields out, so that the rest can be checked further. It is None if the rest is not a valid spec.
     """
     refused: list[SpecRefused] = []
     wrong: set[str] = set()

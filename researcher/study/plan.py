@@ -37,7 +37,7 @@ ALPHA = 0.05
 
 
 def _is_unset(value: object) -> bool:
-    """True for empty values: leaves unused newer fields out of the JSON, so that earlier plans keep their hashes."""
+    """True for empty values. Keeps newer fields that a plan does not use out of its JSON, so that earlier plans keep their hashes."""
     return not value
 
 
@@ -57,7 +57,9 @@ class Arm(StrictModel):
     name: str
     levels: dict[str, Scalar]
     seed_offset: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
-    """Added to each stage's seeds. Above 0 if an earlier arm runs the same: the two share no seed, so no trial is a copy."""
+    """Offset added to each stage's seeds. Above 0 if an earlier arm has equal settings, so that no trial of one copies one of the
+    other.
+    """
 
 
 class Hypothesis(StrictModel):
@@ -112,9 +114,7 @@ class StageKind(StrEnum):
 
 
 class Stage(StrictModel):
-    """Which arms run on how many seeds: `first_seed … first_seed + seeds - 1`, shared by all arms except those with a
-    `seed_offset`.
-    """
+    """Which arms run, and on which seeds: from `first_seed` to `first_seed + seeds - 1`, plus the `seed_offset` of arms that have one."""
 
     id: str
     kind: StageKind
@@ -128,7 +128,7 @@ class Stage(StrictModel):
     picks: Annotated[int | None, Field(ge=1, exclude_if=_is_unset)] = None
     """For a fine stage: number of arms that Optuna may try. Set only for this kind."""
     share: Annotated[float | None, Field(gt=0, le=1, exclude_if=_is_unset)] = None
-    """For a look of a sequential design: its share of the seeds."""
+    """For a look in a sequential design: cumulative fraction of the seeds used by this look; 1 at the last look."""
     spends: Annotated[float | None, Field(gt=0, lt=0.5, exclude_if=_is_unset)] = None
     """The part of alpha that this look may spend. The looks' parts sum to alpha."""
 
@@ -225,11 +225,11 @@ class PlanModel(StrictModel):
 
 
 class PlanRole(StrictModel):
-    """A further model that every trial trains, on its own server."""
+    """A further model, trained in every trial on its own server."""
 
     model: str
     run: dict[str, Any] = {}
-    """Run settings, merged over the arm's version of the plan's own `run`."""
+    """Run settings, merged over the run settings of the arm."""
 
 
 class Transfer(StrictModel):
@@ -267,11 +267,11 @@ class Known(StrictModel):
     engine: Annotated[Literal["echo"] | None, Field(exclude_if=_is_unset)] = None
     """Set for findings on the echo engine, which trains no model."""
     same_as: dict[str, Literal[1, -1]] = {}
-    """Hypotheses of this plan that ask the same question: 1 in the same orientation, -1 with the sides exchanged."""
+    """Hypotheses of this plan that ask the same question, by id: 1 for the same orientation, -1 if the sides are swapped."""
 
 
 INTERIM_TASKS = 16
-"""Maximum number of held-out tasks of an interim evaluation: enough for the shape of a curve at low cost."""
+"""Maximum number of held-out tasks in an interim evaluation: enough to show the shape of a curve at low cost."""
 PLANNED_SENTINELS = (
     "weights_did_not_change",
     "heldout_leak",
@@ -325,7 +325,7 @@ class Plan(StrictModel):
     The algorithm's defaults replace all other fields. None: they replace nothing, as in older plans.
     """
     roles: Annotated[dict[str, PlanRole], Field(exclude_if=_is_unset)] = {}
-    """Further models by role. Each trial takes one more server for each of them."""
+    """Further models by role. Each needs one more server per trial."""
     task: dict[str, Scalar]
     heldout_tasks: int
     heldout_from: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
@@ -339,21 +339,23 @@ class Plan(StrictModel):
     trial_s: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
     """Expected wall time of the longest trial, from which time limits are derived. None: unknown."""
     trial_s_measured: Annotated[str | None, Field(exclude_if=_is_unset)] = None
-    """The study that measured `trial_s` on the same servers, as `3 steps of STUDY` if it was a calibration. None: the instrument's
-    estimate.
+    """Where `trial_s` was measured on the same servers: an earlier study, or `3 steps of STUDY` for a calibration. None: `trial_s` is
+    the instrument's estimate.
     """
     trial_tokens: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
-    """Expected tokens of the longest trial's calls, before any were counted. Set only if the budget limits tokens."""
+    """Expected tokens of one trial's calls, for the arm that needs the most, as estimated when planning. Set only if the budget limits
+    tokens.
+    """
     metrics: tuple[Metric, ...]
     power: Annotated[float, Field(gt=0, lt=1)] = 0.8
     planned_effect: float
-    """Effect at which the power must be reached: 1.5 × margin unless stated."""
+    """Effect that the study must detect with the planned power: 1.5 × margin unless stated."""
     sigma_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """One-sided confidence of the noise floor's upper bound on σ, which determines the number of seeds."""
     sampling_floor: Annotated[bool, Field(exclude_if=_is_unset)] = False
-    """Whether the bound on a held-out metric's σ is at least the σ that sampling its answers causes by itself."""
+    """Whether the upper bound on a held-out metric's σ is raised to at least the σ that sampling the answers can cause on its own."""
     merged_looks: Annotated[bool, Field(exclude_if=_is_unset)] = False
-    """Whether a look that adds no seeds merges with the previous look, so that their alphas add up."""
+    """Whether a look that adds no seeds is merged with the previous look, which may then spend the alpha of both."""
     sentinels: tuple[str, ...] = ()
     budget: Budget
     known: tuple[Known | str, ...] = ()
@@ -386,9 +388,9 @@ class Plan(StrictModel):
         return hashlib.sha256(self.canonical().encode()).hexdigest()
 
     def run_fields(self, levels: Mapping[str, Scalar], role: str | None = None) -> dict[str, Any]:
-        """Return a partial RunSpec of the instrument's own model, or of a further role's model.
+        """Return the partial RunSpec for the instrument's own model or, if `role` is given, for that role's model.
 
-        `levels` are an arm's levels, by targets of factors.
+        `levels` maps factor targets to an arm's levels, as returned by `levels_of`.
         """
         fields: Any = self.run
         if self.stated is not None and ALGORITHM in levels:
@@ -403,14 +405,14 @@ class Plan(StrictModel):
         return with_shares_of(self._with_sources(fields), levels, self.factors, *rooms)
 
     def _with_sources(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields with the texts of the functions that an algorithm names."""
+        """Add the source texts of the functions that the algorithm's fields name, if the plan has them."""
         named = fields.get("algorithm", {}) if self.sources else {}
         files = [own[0] for name in OWN_FIELDS if (own := own_function(named.get(name))) is not None]
         texts = {file: self.sources[file] for file in files if file in self.sources}
         return merge_patch(fields, {"algorithm": {"sources": texts}}) if texts else fields
 
     def shared_out(self, arm: Arm) -> dict[str, float]:
-        """Return the family ratios that follow from this arm's shares, by target."""
+        """Return the ratios of task families that follow from the arm's shares, by target."""
         levels = self.levels_of(arm)
         found: dict[str, float] = {}
         for role in (None, *self.roles):
@@ -423,13 +425,13 @@ class Plan(StrictModel):
 
     @property
     def settings(self) -> dict[str, object]:
-        """Settings of all arms, by targets of factors. An arm's own levels override them."""
+        """Settings that all arms share, by target. An arm's own levels override them."""
         roles = {name: role.run for name, role in self.roles.items()}
         return dict(leaves({"run": self.run, "roles": roles, "task": self.task}))
 
     @property
     def held(self) -> list[tuple[str, object]]:
-        """Everything that all arms share: run settings by their RunSpec names, and task settings."""
+        """Settings that are equal in all arms, as (path, value): run settings without their prefix `run.`, and task settings."""
         varied = self.levels_of(self.arms[0]) | self.shared_out(self.arms[0])
         ran = [dict(leaves(self.run_fields(self.levels_of(arm)), "run.")) for arm in self.arms]
         return [
@@ -453,7 +455,7 @@ class Plan(StrictModel):
         return max(self.seed_of(arm, stage, stage.max_seeds - 1) for stage in self.stages for arm in stage.arms)
 
     def shared_seed(self, arm: str, seed: int) -> int:
-        """Return the seed at the same position in arms without an offset, by which trials are matched."""
+        """Return the seed at the same position in an arm without an offset. Trials of different arms are matched by this seed."""
         return seed - self.arm(arm).seed_offset
 
     def levels_of(self, arm: Arm) -> dict[str, Scalar]:
@@ -503,7 +505,7 @@ class Plan(StrictModel):
         return self.levels_of(arm).get(target)
 
     def alternatives(self, stage: str) -> tuple[str, ...]:
-        """Return `stage` and its alternatives: one stage branches to all of them, and at most one of them runs."""
+        """Return `stage` and its alternatives: the stages that one stage branches to, of which at most one runs."""
         for before in self.stages:
             led_to = dict.fromkeys(branch.to for branch in self.branches if branch.stage == before.id and branch.to)
             if stage in led_to:
@@ -538,5 +540,5 @@ def with_algorithm(run: Mapping[str, Any], algorithm: str, stated: Collection[st
 
 
 def _has_adapters(fields: Mapping[str, Any], target: str, level: Scalar) -> bool:
-    """Return whether an arm asks for adapters (`lora`) that the settings of all arms already configure."""
+    """Return whether the level asks for adapters (`lora`) that `fields` already configures."""
     return (target, level) == (RUN_PARAMETERS, "lora") and isinstance(fields.get("parameters"), Mapping)
