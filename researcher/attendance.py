@@ -108,9 +108,9 @@ def goes_on(home: Home, study: StudyRecord) -> bool:
 
 
 def carrier(does: str = "continues", command: str = "researcher resume") -> str:
-    """Return who continues a study that was handed to the daemon: the daemon, or, if none runs, the command that starts one.
+    """Return a clause that says who continues a study handed to the daemon: the daemon if it is running, else the commands to type.
 
-    `does` is the verb of the sentence. `command` continues the study on this machine.
+    `does` is the clause's verb phrase, such as `continues`; `command` continues the study without the daemon.
     """
     who = "the daemon" if _daemon_lives() else f"no daemon is running: `researcher daemon` or `{command}`"
     return f"{who} {does} it"

@@ -55,10 +55,10 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a study's work ended.
+    """How work on a study ended.
 
-    `status` is the study's. `report` is the folder with report.md and report.html. `for_window` is true if the study only waits for
-    its next window. `models` is the folder of the kept models.
+    `status` is the study's new status. `report` is the folder with report.md and report.html. `for_window` is true if the study only
+    waits for its next window. `models` is the folder of the kept models.
     """
 
     status: StudyStatus
@@ -146,7 +146,7 @@ class Conduct:
             seeds = decision.seeds or stage.seeds
 
     async def _run(self, study_id: str, plan: Plan, stage: Stage, seeds: int, picture: StudyPicture) -> None:
-        """Run all trials of a stage, including those that its own results call for. Raises: StudyHalted."""
+        """Run all trials of a stage, including those that the stage adds because of its own results. Raises: StudyHalted."""
         self._store.plans.set_stage_status(study_id, stage.id, "running")
         seen = 0
         while True:
@@ -221,7 +221,7 @@ class Conduct:
             await asyncio.gather(working, return_exceptions=True)
 
     async def _either(self, working: asyncio.Future[object], limit_s: float) -> None:
-        """Return when the work is done, or after `limit_s`."""
+        """Wait until the work is done or `limit_s` has passed."""
         pause = asyncio.create_task(self._clock.sleep(limit_s))
         try:
             await asyncio.wait((working, pause), return_when=asyncio.FIRST_COMPLETED)
@@ -337,7 +337,7 @@ class Conduct:
 def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
     """Write a report of a study that has not concluded, if any trial has finished.
 
-    Returns None when there is nothing to report, or when the report cannot be written. That is logged, and the study continues.
+    Returns None when there is nothing to report, or when the report cannot be written. A failure is logged, and the study continues.
     """
     try:
         if not any(trial.status is TrialStatus.DONE for trial in store.trials.all(study_id, series=())):

@@ -199,11 +199,11 @@ def _place(wanted: Mapping[str, str], root: Path) -> Path:
 
 
 Draw = Callable[[InstrumentFolder, str, Sequence[Mapping[str, Any]], int, int], list[dict[str, Any]]]
-"""Signature of `rehearsed` up to its parameter `skipped`."""
+"""Signature of `rehearsed`, without its parameters after `skipped`."""
 
 
 def drawn_once(draw: Draw) -> Draw:
-    """Cache `draw` for many plans made at the same time: equal requests are drawn once. Refusals are not cached."""
+    """Return `draw` with a cache, for checking many plans together: equal requests are drawn once. Refusals are not cached."""
     known: dict[str, list[dict[str, Any]]] = {}
 
     def drawn(
@@ -220,8 +220,7 @@ def drawn_once(draw: Draw) -> Draw:
 def check_tasks(plan: Plan, folder: InstrumentFolder, python: str, draw: Draw = rehearsed) -> Plan:
     """List a few tasks of every arm before the study begins, so that wrong data or parameters show up early.
 
-    Returns the plan. It has fewer held-out tasks if an arm, or another instrument that models are scored on, has fewer than
-    planned, and the plan skips none.
+    Returns the plan, with fewer held-out tasks if an arm, or another instrument that models are scored on, has fewer than planned.
 
     Raises: PlanningRefused, also when the plan skips held-out tasks and too few are left after them.
     """
@@ -239,9 +238,7 @@ def check_tasks(plan: Plan, folder: InstrumentFolder, python: str, draw: Draw = 
 
 
 def _with_tasks_elsewhere(plan: Plan, python: str, draw: Draw) -> Plan:
-    """Reduce the plan's tasks of other instruments if these have fewer. `python` is the study's own, which also runs those
-    instruments.
-    """
+    """Reduce the number of tasks scored on other instruments where an instrument has fewer. They run under `python`, as the study does."""
     found = []
     for each in plan.transfers:
         [drawn] = draw(open_instrument(each.instrument), python, [each.task], each.tasks, 0)

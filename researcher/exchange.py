@@ -25,7 +25,7 @@ _SHOWN = 10
 _YEAR_9999 = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 """Start of the last year that `datetime` can show in every time zone, in Unix seconds."""
 _SEEDS_END = 2**30
-"""Half the range of seeds, so that a replication still has seeds above them."""
+"""Upper limit of the seeds in a finding: half of all seeds, so that a replication can use larger ones."""
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Side = Annotated[tuple[dict[_Name, Scalar], ...], Field(max_length=64)]
@@ -54,7 +54,7 @@ class SharedEffect(Effect):
 class SharedFinding(StrictModel):
     """One line of a file of findings.
 
-    `by` names the group whose finding it is. `plan_hash` is that of the study's frozen plan, which that group can show.
+    `by` names the group that made the finding. `plan_hash` is the hash of the study's frozen plan; the plan itself is not shared.
     """
 
     schema_version: Literal[1, 2]

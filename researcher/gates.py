@@ -185,7 +185,10 @@ def _amended(plan: Plan, change: Amendment) -> Plan:
 
 
 def _check(plan: Plan, options: StudyOptions) -> None:
-    """Check an amended plan. Raises: BudgetTooSmall; PlanningRefused when seeds run out or the instrument is gone."""
+    """Check an amended plan.
+
+    Raises: BudgetTooSmall; PlanningRefused when it needs seeds above the largest one, or when the instrument is gone.
+    """
     from researcher.design.pricing import check_budget
     from researcher.design.stages import check_seeds
     from researcher.instruments.catalogue import open_instrument

@@ -19,7 +19,7 @@ DATABASE = "researcher.db"
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The user data directory, and the store on its database or on another configured one."""
+    """The user data directory and the store. The store's database lies in that directory unless another one is configured."""
 
     root: Path
     store: Store

@@ -73,7 +73,7 @@ async def owned(store: Store, study_id: str, clock: Clock) -> AsyncIterator[Stor
 
 @contextlib.contextmanager
 def owned_now(store: Store, study_id: str) -> Iterator[Store]:
-    """Do the same as `owned` for a short write, without renewal."""
+    """Hold the lease for a short write, like `owned` but without renewing it."""
     token = _acquire(store, study_id)
     try:
         yield store.fenced(study_id, token)

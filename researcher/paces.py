@@ -36,8 +36,9 @@ def _pace_of(store: Store, study: StudyRecord) -> Pace | None:
 
 
 def _place(options: StudyOptions) -> tuple[object, ...]:
-    """Return where trials run: the given servers, else the machine and engine. A given server's pace does not depend on who uses
-    it.
+    """Return what identifies the servers of a study: their addresses, or the machine and engine.
+
+    The pace of given servers does not depend on the machine that uses them.
     """
     given = sorted(url.rstrip("/") for url in options.servers)
     return tuple(given) if given else (options.engine, options.machine)

@@ -38,7 +38,7 @@ class LossTest:
     hypothesis: str
     kind: Kind
     baseline: float
-    """Share of attempts that this side's trials lost."""
+    """Share of the attempts of the baseline's trials that were lost; `treatment` is the same for the other side."""
     treatment: float
     method: Literal["permutation", "welch"]
     """`welch` if there are too few trials for a permutation test to reach the level."""
@@ -88,7 +88,7 @@ def arm_share(trials: Iterable[TrialRecord], kind: Kind) -> float | None:
 # -- the difference rule --------------------------------------------------------------------------------------------
 
 _Side = list[EpisodeAttempts]
-"""Counts of each trial on this side."""
+"""Attempts of one side of a hypothesis, one entry per trial."""
 
 
 def _sides(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord], kind: Kind) -> tuple[_Side, _Side] | None:
@@ -139,7 +139,7 @@ def _by_permutation(baseline: _Side, treatment: _Side) -> float:
 
 @lru_cache(maxsize=1024)
 def _permuted(treatment: tuple[float, ...], baseline: tuple[float, ...]) -> float:
-    """Cached, because decisions, verdicts and reports repeat the same test many times."""
+    """Run the permutation test. Cached, because decisions, verdicts and reports repeat the same test many times."""
     from scipy import stats
 
     seed = derived_seed("attrition", *treatment, "against", *baseline)
@@ -172,7 +172,9 @@ def _by_welch(baseline: _Side, treatment: _Side) -> float:
 
 
 def _level(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
-    """Return the level of the tests: `ALPHA`, or in a sequential design a look's share of it, in proportion to the plan's alpha."""
+    """Return the level of the tests: `ALPHA`. At a look of a sequential design, only a part of it: as large as the look's part of the
+    plan's alpha.
+    """
     spends = judged_stage(plan, hypothesis, trials).spends
     whole = math.fsum(stage.spends for stage in plan.stages if stage.spends is not None)
     return ALPHA if spends is None else ALPHA * spends / whole
@@ -211,7 +213,7 @@ def _too_many(name: str, plan: Plan, done: Sequence[TrialRecord], kind: Kind) ->
 
 
 def _judged(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """List the finished trials on which the hypothesis's verdict rests."""
+    """List the finished trials that the hypothesis's verdict is based on."""
     within = seeds_of(plan, judged_stage(plan, hypothesis, trials), trials)
     return [trial for trial in within if trial.arm in hypothesis.sides and trial.status is TrialStatus.DONE]
 

@@ -19,7 +19,7 @@ from researcher.study.plan import ALPHA, Hypothesis, Plan
 Values = Mapping[int, float]
 """A metric's value by seed."""
 Method = Literal["welch", "paired", "bootstrap_iqm", "slope", "main_effects", "arm_means"]
-"""How two arms were compared. `Fit` computes the last three."""
+"""Method of comparing two sides. `Fit` computes the last three."""
 
 BOOTSTRAP_FROM = 20
 """Number of seeds per arm from which the interquartile mean is bootstrapped; with fewer, t intervals have better coverage."""
@@ -107,7 +107,7 @@ class _T:
     test: Any
     """CompareMeans for Welch's test, or DescrStatsW of the differences for the paired test."""
     flat: bool
-    """True if the values do not differ at all, which leaves no standard error to divide by."""
+    """True if the values do not vary at all, so that there is no standard error to divide by."""
 
     @classmethod
     def welch(cls, baseline: Values, treatment: Values) -> _T:
@@ -223,10 +223,10 @@ def places(plan: Plan, hypothesis: Hypothesis) -> dict[str, float]:
 def regressors(
     plan: Plan, hypothesis: Hypothesis, finished: Collection[str]
 ) -> tuple[Method, dict[str, tuple[float, ...]]]:
-    """Return the regressors of each arm, this hypothesis's first.
+    """Return the values of the regressors for each arm, with the regressor of this hypothesis first.
 
-    In a screen, those of all other factors or arms follow. `finished` names the arms with a finished trial; the mean of any other
-    arm cannot be fitted.
+    In a screen, the regressors of all other factors or arms follow. `finished` names the arms with a finished trial; without one, an
+    arm's mean cannot be fitted.
     """
     if hypothesis.between_arms:
         return "slope", {arm: (at,) for arm, at in places(plan, hypothesis).items()}
@@ -250,7 +250,9 @@ class Fit:
     """Result object of statsmodels; its second coefficient is the effect."""
     flat: bool
     p_lack_of_fit: float | None
-    """p-value of the F test for lack of fit: the arms' means against the line. None unless there are more arms than coefficients."""
+    """p-value of the F test for lack of fit, which compares the arms' means with the line. None unless there are more arms than
+    coefficients.
+    """
 
     @classmethod
     def of(cls, method: Method, values: Mapping[str, Sequence[float]], columns: Mapping[str, Sequence[float]]) -> Self:

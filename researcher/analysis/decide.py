@@ -23,8 +23,8 @@ from researcher.study.plan import ALPHA, Branch, Condition, Hypothesis, Plan, Re
 class Decision:
     """The decision after a stage.
 
-    `seeds` is the number of seeds per arm of stage `to`, starting at `first_seed`. `seeds_needed` is the number per arm for full
-    power.
+    `to` is the next stage, `seeds` its number of seeds per arm, starting at `first_seed`. `seeds_needed` is the number of seeds per arm
+    for full power.
     """
 
     after: str
@@ -40,7 +40,7 @@ class Decision:
 
 
 def decide(plan: Plan, after: str, trials: Sequence[TrialRecord]) -> Decision:
-    """Take the first branch after stage `after` whose condition holds.
+    """Return the decision of the first branch after stage `after` whose condition holds.
 
     Raises: ValueError when none holds: such a plan decides nothing and should not have been frozen.
     """
@@ -99,7 +99,7 @@ def _decision(plan: Plan, branch: Branch, trials: Sequence[TrialRecord]) -> Deci
 
 
 def _power(plan: Plan, trials: Sequence[TrialRecord]) -> tuple[float | None, int | None]:
-    """Return the lowest power and the largest seed count over all hypotheses; None without a usable noise floor."""
+    """Return the lowest power and the largest number of seeds needed over all hypotheses; None for both without a usable noise floor."""
     try:
         power = min(hypothesis_power(plan, h, trials) for h in plan.hypotheses)
         return power, max(hypothesis_seeds(plan, h, trials) for h in plan.hypotheses)

@@ -58,10 +58,10 @@ def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | Not
 def secondary_effect(
     plan: Plan, hypothesis: Hypothesis, metric: str, trials: Sequence[TrialRecord]
 ) -> Effect | NotEnoughTrials:
-    """Return the effect of the same two sides on another metric of the plan, or the reason why there is none.
+    """Return the effect of the hypothesis's two sides on another metric of the plan, or the reason why it cannot be computed.
 
-    It is reported but decides nothing. Its interval is therefore at 1 - the hypothesis's alpha, not adjusted for other hypotheses,
-    metrics or looks.
+    It is reported but decides nothing. Its interval therefore has confidence 1 - alpha, with the hypothesis's alpha, and is not
+    adjusted for other hypotheses, metrics or looks.
     """
     asked = hypothesis.model_copy(update={"metric": metric, "margin": plan.metric(metric).margin})
     try:

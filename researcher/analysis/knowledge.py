@@ -122,7 +122,7 @@ def _levels(plan: Plan, arms: Iterable[str]) -> tuple[dict[str, Scalar], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a finding compares.
+    """Identifies what a finding compares.
 
     `key` is equal if two findings compare the same two sides under the same conditions. `way` is -1 if the sides are swapped.
     """
@@ -218,8 +218,9 @@ def disagreement(one: Answer, other: Answer) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """A study of the same question, with as many seeds per arm as both studies together. Its seeds were never used for this
-    question and are not planned in this home."""
+    """A proposed study of the same question, with as many seeds per arm as both earlier studies together. Its seeds were never used for
+    this question, and no study in this data directory plans to use them.
+    """
 
     topic: str
     instrument: str
@@ -276,7 +277,7 @@ def _settled(group: Sequence[tuple[Finding, Answer]], after: Finding, seeds: int
 
 
 def seeds_of(finding: Finding) -> int:
-    """Return the seeds per arm; the larger number if the arms differ."""
+    """Return the finding's seeds per arm; the larger number if the two sides differ, and 0 without an effect."""
     return 0 if finding.effect is None else max(finding.effect.n_baseline, finding.effect.n_treatment)
 
 
@@ -284,7 +285,7 @@ def seeds_of(finding: Finding) -> int:
 
 
 def known_to(plan: Plan, findings: Sequence[Finding]) -> tuple[Known, ...]:
-    """List earlier findings on the plan's instrument and on a factor that the plan varies."""
+    """List earlier findings on the plan's instrument that are about a factor that the plan varies. At most `MOST_KNOWN`."""
     varied = {factor.name for factor in plan.factors}
     asked = [(hypothesis, _asked(plan, hypothesis)) for hypothesis in plan.hypotheses]
     found = [

@@ -38,7 +38,7 @@ def finals(metrics: Sequence[Metric], series: Series) -> dict[str, float]:
 
 
 def of_part(series: Series, part: str | None) -> Series:
-    """Return the series of one part, a further model or instrument, under the names of the study's own series. See `Metric.part`."""
+    """Return the series of a further model or of another instrument without their prefix. `part` is as in `Metric.part`."""
     if part is None:
         return series
     before = f"{part}/"
@@ -91,7 +91,7 @@ def _reached_at(metric: Metric, series: Series) -> int | None:
 
 
 def _outcome(metric: Metric, series: Series) -> float:
-    """Return a reported value: its mean over held-out episodes, the gain of that mean, or its mean over training steps."""
+    """Return a metric that episodes report: its mean over held-out episodes, the gain of that mean, or its mean over training steps."""
     name = metric.reported_as
     if metric.when == "training":
         return float(np.mean(_values(metric, series, trained_outcome(name))[1]))
@@ -160,7 +160,7 @@ class Censored:
         return self.baseline + self.treatment > 0
 
     def keeps_sign(self, diff: float) -> bool:
-        """True if `diff` keeps its sign however large the true values of those trials are."""
+        """True if larger values of the censored trials could not change the sign of `diff`."""
         return not (self.baseline if diff > 0 else self.treatment)
 
 

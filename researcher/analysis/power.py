@@ -93,7 +93,7 @@ def sampling_sigma(plan: Plan, metric: Metric, values: Sequence[float]) -> float
 
 
 def planning_alpha(plan: Plan, hypothesis: Hypothesis) -> float:
-    """Return the level at which Holm tests the hypothesis in the worst case; in a sequential design, at the last look."""
+    """Return the lowest level at which Holm may test the hypothesis. In a sequential design, this is for the last look."""
     spends = deciding_stage(plan, hypothesis).spends
     return (hypothesis.alpha if spends is None else spends) / family_size(plan, hypothesis)
 
@@ -185,7 +185,9 @@ def hypothesis_seeds(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialR
 
 
 def seeds_for(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> int:
-    """Return the seeds per arm of a stage: what the noise floor calls for, within the stage's bounds. A look takes its share."""
+    """Return the seeds per arm of a stage: the number that the noise floor calls for, within the stage's bounds. A look gets its share
+    of that number.
+    """
     wanted = [stage.seeds]
     try:
         if stage.kind is StageKind.COARSE:
@@ -203,7 +205,7 @@ def seeds_for(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> int:
 
 
 def may_spend(plan: Plan, look: Stage, trials: Sequence[TrialRecord]) -> float:
-    """Return the alpha that a look of a sequential design may spend: its own part, and that of later looks that add no seeds."""
+    """Return the alpha that a look of a sequential design may spend: its own part, plus the parts of later looks that add no seeds."""
     if look.spends is None:
         raise ValueError(f"stage {look.id!r} is not a look of a sequential design")
     if not plan.merged_looks:
@@ -216,16 +218,18 @@ def may_spend(plan: Plan, look: Stage, trials: Sequence[TrialRecord]) -> float:
 
 
 def wanted_power(plan: Plan, hypothesis: Hypothesis) -> float:
-    """Return the power that the comparison must have. After a race, this is the square root of the plan's power, because
-    winning the race must have that same probability."""
+    """Return the power that the comparison must have. After a race, it is the square root of the plan's power, because the race itself
+    must be won with that probability too.
+    """
     return math.sqrt(plan.power) if is_raced(plan, hypothesis) else plan.power
 
 
 def side_sigma(plan: Plan, hypothesis: Hypothesis, sigma: float) -> float:
-    """Return σ between seeds of one side; a mean over several arms varies less.
+    """Return σ between the seeds of one side. A mean over several arms varies less than one arm.
 
-    For a trend, this is sqrt(σ² / (2 Σ (x - mean x)²)), with the levels' positions x from 0 to 1: two such arms differ with the
-    variance of the fitted change. Three equally spaced levels are as informative as their two ends; more levels add information.
+    For a trend, this is sqrt(σ² / (2 Σ (x - mean x)²)), where x are the levels' positions from 0 to 1: the difference of two arms with
+    this σ varies as much as the fitted change. Three equally spaced levels are as informative as their two ends; more levels add
+    information.
     """
     if hypothesis.between_arms:
         return sigma / math.sqrt(2 * len(hypothesis.sides) * float(np.var([*places(plan, hypothesis).values()])))

@@ -136,7 +136,9 @@ def left_behind(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
 
 
 def family_size(plan: Plan, hypothesis: Hypothesis) -> int:
-    """Return the maximum number of hypotheses that Holm's adjustment must cover: those that the same stage decides."""
+    """Return the maximum number of hypotheses in the same family: those that one stage decides. After a race, no more than the stage
+    keeps.
+    """
     stage = deciding_stage(plan, hypothesis)
     family = [each for each in plan.hypotheses if deciding_stage(plan, each) == stage]
     return len(family) if stage.keep is None else min(stage.keep, len(family))
@@ -195,7 +197,9 @@ def _kept_after(plan: Plan, rungs: Sequence[Stage]) -> list[int]:
 
 
 def _still_in(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[TrialRecord]) -> list[str]:
-    """Return the arms that ran in the last exploring stage before `stage` that lists them, and those that no such stage lists."""
+    """Return the arms that are still in the running before `stage`: those that ran in the latest exploring stage that lists them, and
+    those that no exploring stage lists.
+    """
     before = [each for each in plan.stages[: plan.stages.index(stage)] if each.explores]
     last = {arm: each for each in before for arm in each.arms}
     ran = {each.id: contenders(plan, each, trials) for each in before if each in last.values()}

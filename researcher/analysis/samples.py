@@ -47,8 +47,7 @@ def sample(trials: Sequence[TrialRecord], arm: str, metric: str) -> Sample:
 
 
 def side(plan: Plan, trials: Sequence[TrialRecord], arms: Sequence[str], metric: str) -> Sample:
-    """Return the values of one side of a hypothesis: of an arm, or the mean over several arms at each seed that all of them
-    finished.
+    """Return the values of one side of a hypothesis by seed. With several arms, these are means at the seeds that all arms finished.
 
     Arms that use different seeds are matched by the position of their seeds (`Plan.shared_seed`).
     """
@@ -66,8 +65,7 @@ def side(plan: Plan, trials: Sequence[TrialRecord], arms: Sequence[str], metric:
 
 
 def deciding_stage(plan: Plan, hypothesis: Hypothesis) -> Stage:
-    """Return the stage on whose seeds the verdict rests: the last one that runs all arms of the hypothesis and does more than
-    explore.
+    """Return the stage that decides the hypothesis: the last one that runs all its arms and does not just explore.
 
     For a screen, which only explores, this is the screen.
     """

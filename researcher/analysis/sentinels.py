@@ -54,7 +54,9 @@ def shared_machine(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[S
 
 
 def contention(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """Apply the predecessor of `shared_machine`, which compares with the arm's median including the slow trial itself."""
+    """Compare each trial's step time with the median of its arm, including the trial itself. This is the predecessor of
+    `shared_machine`, which older plans name.
+    """
     timed = _timed(plan)
     found = []
     for arm in plan.arms:
@@ -75,7 +77,7 @@ def _timed(plan: Plan) -> bool:
 
 
 def _seconds(trial: TrialRecord, *, whole: bool) -> float:
-    """Return the seconds of all steps (`whole`), else the median seconds per step."""
+    """Return the trial's total seconds in steps if `whole`, else its median seconds per step."""
     step_s = series(trial, "step_s")
     return float(np.sum(step_s) if whole else np.median(step_s))
 
@@ -87,12 +89,12 @@ FAR_KL = 1.0
 MOSTLY = 0.9
 GROWN = 1.5
 LOOPING, ALIKE = (0.5, 0.2), (0.6, 0.3)
-"""Limits for repetition within answers and between answers: the share of repeated n-grams, and its rise.
+"""Limits for repetition within answers and between answers, each as (share of repeated n-grams, rise of that share).
 
 Prose repeats a few percent of its 4-grams, worked sums up to a third, and a looping model nearly all.
 """
 _DTYPE = "run.dtype"
-"""Field of a run's spec with the dtype of matrix products."""
+"""Path of the dtype of matrix products in a trial's settings."""
 
 
 Seen = tuple[str, float] | None
@@ -133,7 +135,7 @@ def _weights_did_not_change(plan: Plan, trial: TrialRecord) -> Seen:
 
 
 def _if_forced(trial: TrialRecord, of: str) -> str:
-    """Return an explanation if none of the trained tokens had an alternative, else an empty string."""
+    """Return a note for the finding if all trained tokens were forced, so that none had an alternative; else ""."""
     forced = dict(trial.series.get(f"{of}tokens_forced") or ())
     only = all(forced.get(step, 0) >= trained for step, trained in points(trial, f"{of}tokens_trained"))
     return ": all trained tokens were forced" if only else ""
@@ -182,7 +184,7 @@ def _longer(_plan: Plan, trial: TrialRecord) -> Seen:
 
 
 def _repetitive(plan: Plan, trial: TrialRecord) -> Seen:
-    """Check whether training reward and repetition in the answers both rose, the reward by more than half its spread.
+    """Check whether training reward rose by more than half its spread while answers became more repetitive.
 
     A reward that is easy to game is often gamed by repeating one trick.
     """
@@ -296,7 +298,7 @@ def _all_of(used: Mapping[str, frozenset[str]]) -> frozenset[str]:
 def _parted(
     name: str, text: str, plan: Plan, done: Sequence[TrialRecord], used: Mapping[str, frozenset[str]]
 ) -> list[SentinelFinding]:
-    """Find hypotheses whose two sides used nothing in common. `used` maps each trial's key to what the trial used."""
+    """Find hypotheses whose two sides used nothing in common. `used` maps each trial's key to what that trial used."""
     found = []
     for hypothesis in plan.hypotheses:
         sides = [
@@ -385,7 +387,7 @@ def settings_of(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
 
 
 def _hosted_as(plan: Plan, trial: TrialRecord) -> str:
-    """Return the name under which a server hosts the model of the trial's arm: the name it reported, else the default one."""
+    """Return the hosted name of the arm's model: the name that the server reported, or the default name."""
     model, found = plan.model_of(trial.arm), trial.evidence.model if trial.evidence is not None else None
     if found is not None and model.is_hosted(found.name, found.fingerprint, found.engine):
         return found.name

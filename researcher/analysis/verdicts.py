@@ -51,9 +51,9 @@ def verdict(
 
 
 def _as_far_as_seen(found: Verdict, reason: str, effect: Effect, unseen: Censored) -> tuple[Verdict, str]:
-    """Weaken a verdict that unseen values could overturn: those of trials that never reached their threshold.
+    """Weaken a verdict that trials without a known value could overturn: those that never reached their threshold.
 
-    Such trials rule out "equivalent", and a sign only stands if larger values in them would not change it.
+    Such trials rule out "equivalent". A sign only stands if larger values in them would not change it.
     """
     signed = found in (Verdict.SUPPORTED, Verdict.REFUTED) and unseen.keeps_sign(effect.diff)
     if not unseen.any or signed or found is Verdict.INCONCLUSIVE:
@@ -83,7 +83,7 @@ def _by_interval(hypothesis: Hypothesis, effect: Effect) -> tuple[Verdict, str]:
 
 
 def _unfinished(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> bool:
-    """True if an arm lacks planned seeds or has open trials."""
+    """True if an arm has fewer ended trials than planned, or trials that have not ended."""
     stage = judged_stage(plan, hypothesis, trials)
     within = seeds_of(plan, stage, trials)
     for arm in sorted(hypothesis.sides):

@@ -49,7 +49,7 @@ class Ledger:
     def claim(self, name: str, expression: str, style: Style, decimals: int = 0) -> Claim:
         """Evaluate an expression and add it as a claim.
 
-        Raises: ValueError when the name already belongs to another claim; also what `Evaluator.value` raises.
+        Raises: ValueError when the name already belongs to another claim; also whatever `Evaluator.value` raises.
         """
         value = self._evaluator.value(expression)
         made = Claim(name=name, expression=expression, value=value, text=printed(value, style, decimals))
@@ -59,17 +59,19 @@ class Ledger:
         return known
 
     def claims_of(self, prefix: str, asked: Mapping[str, tuple[str, Style]], decimals: int = 0) -> dict[str, Claim]:
-        """Add claims named `PREFIX.NAME` and return them by name. `asked` gives the expression and style of each."""
+        """Add a claim for each entry of `asked`, which maps names to (expression, style). Claims are called `PREFIX.NAME`; returned by
+        NAME.
+        """
         return {name: self.claim(f"{prefix}.{name}", text, style, decimals) for name, (text, style) in asked.items()}
 
     def fields(self, prefix: str, expression: str, styles: Mapping[str, Style], decimals: int = 0) -> dict[str, Claim]:
-        """Add a claim for each named field of the expression's value."""
+        """Add a claim for each of these named fields of an expression's value. `styles` maps fields to how to print them."""
         asked = {name: (f"{expression}.{name}", style) for name, style in styles.items()}
         return self.claims_of(prefix, asked, decimals)
 
 
 def decimals_of(metric: Metric) -> int:
-    """Return the number of decimals that resolve a fiftieth of the metric's margin."""
+    """Return the number of decimals needed to show a fiftieth of the metric's margin."""
     return max(0, math.ceil(-math.log10(metric.margin / 50))) if metric.margin > 0 else 3
 
 

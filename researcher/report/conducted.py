@@ -36,7 +36,7 @@ class Difference(BaseModel):
 
 
 def shown(column: object) -> Value:
-    """Convert a column's value to how a difference shows it; containers become JSON."""
+    """Return a column's value in the form that a `Difference` shows: containers as JSON."""
     return column if column is None or isinstance(column, str | int | float) else json.dumps(column, ensure_ascii=False)
 
 
@@ -48,7 +48,7 @@ def same(one: object, other: object) -> bool:
 
 
 def alike(one: object, other: object) -> bool:
-    """True if two values are equal as `same` defines it, applied recursively to containers."""
+    """True if two values are equal by `same`, comparing containers recursively."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -198,7 +198,7 @@ def _blueprint(records: Records, trial: TrialRecord, attempt: AttemptRecord) -> 
 
 
 def _settings(plan: Plan, trial: TrialRecord, root: str) -> dict[str, object]:
-    """Return this trial's settings under `root`; empty if the plan lacks one of its factors."""
+    """Return this trial's settings whose paths start with `root`, without that prefix; empty if the plan lacks one of its factors."""
     try:
         found = settings_of(plan, trial)
     except Unchecked:

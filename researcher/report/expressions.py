@@ -26,11 +26,11 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 class BadExpression(ValueError):
-    """Raised for an expression that the language does not have. The text names the wrong part."""
+    """Raised for an expression outside the language. The message names the part that is wrong."""
 
 
 class Evaluator:
-    """Evaluates expressions over one study."""
+    """Evaluates expressions over the records of one study."""
 
     def __init__(self, records: Records) -> None:
         self._vocabulary = Vocabulary(records)

@@ -60,11 +60,11 @@ class LossWords:
         return None
 
     def attrition_alpha(self) -> float:
-        """Return the joint significance level of a study's difference tests."""
+        """Return the significance level that all difference tests of a study share."""
         return ALPHA
 
     def attrition_limit(self) -> float:
-        """Return the share of lost attempts at which the sentinel fires, whatever the other arms lost."""
+        """Return the share of lost attempts above which the sentinel fires, whatever the other arms lost."""
         return MOST_LOST
 
     def _counts(self, arm: str | None, kind: str | None) -> list[EpisodeAttempts] | None:

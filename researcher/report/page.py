@@ -116,7 +116,10 @@ class Page:
 
     @property
     def advised(self) -> list[HypothesisPart]:
-        """Hypotheses for which the report suggests what to ask next; in an underpowered study, one for each number of seeds needed."""
+        """Hypotheses for which the report suggests what to ask next.
+
+        In a screen, only the one with the largest effect; in an underpowered study, one for each number of seeds needed.
+        """
         if self.outcome == "ended":
             return []
         if self.outcome == "underpowered":
@@ -158,7 +161,7 @@ class Page:
 
     @property
     def still(self) -> bool:
-        """True if the noise floor has no spread for any hypothesis."""
+        """True if the noise floor has no spread on the metric of any hypothesis."""
         return all(map(self.without_noise, self.hypotheses))
 
     def with_state(self, severity: str) -> list[SentinelPart]:

@@ -14,7 +14,7 @@ from researcher.study.plan import ALPHA, Arm, Hypothesis, Known, Plan, Stage, St
 from swarm.protocol.episodes import Cause
 
 Claims = dict[str, Claim]
-"""Claims by the short names that templates use."""
+"""Claims by the short names that the templates use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class ArmPart:
     claims: Claims
     levels: Claims
     summaries: dict[str, Claims]
-    """Claims by metric: mean, sd and iqm."""
+    """Claims by metric, each with mean, sd and iqm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

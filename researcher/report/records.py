@@ -72,7 +72,7 @@ class Records:
 
     @cached_property
     def path(self) -> tuple[Decision, ...]:
-        """Decisions along the plan's branches from the first stage on. Each is based on the trials of the stages up to it.
+        """Decisions along the plan's branches, from the first stage on. Each is based on the trials of its stage and earlier ones.
 
         Raises: RecordsDisagree as `conclusions` does, or when no branch of the plan applies.
         """
@@ -148,8 +148,9 @@ class Records:
         return RecordsDisagree(f"trial {trial.key}: stored {name!r} is {stored!r}, but its series give {computed!r}")
 
     def _over(self, stage: Stage, seeds: int, seen: Sequence[str]) -> bool:
-        """True if all trials that the stage asks for have ended. `seen` lists the stages up to this one, whose trials determine
-        which those are."""
+        """True if all trials of the stage have ended. `seen` lists the stages up to this one; their trials determine what this stage
+        runs.
+        """
         try:
             pairs = due(self.plan, stage, seeds, [trial for trial in self.data.trials if trial.stage in seen])
         except NotEnoughTrials:

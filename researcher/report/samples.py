@@ -71,8 +71,9 @@ def samples_of(
 def shown_samples(
     plan: Plan, trials: Sequence[TrialRecord], samples: Mapping[str, Sequence[SampledEpisode]]
 ) -> list[SamplePart]:
-    """Return samples to show during training, with secrets removed. Each arm's come from a finished trial if it has one, else
-    from one in training."""
+    """Return samples to show during training, with secrets removed. For each arm, they come from a finished trial, or if there is none,
+    from one in training.
+    """
     found = samples_of(plan, trials, samples, (TrialStatus.DONE, TrialStatus.RUNNING, TrialStatus.PAUSED))
     return [
         replace(part, task=redact(part.task), question=redact(part.question), answer=redact(part.answer))

@@ -34,7 +34,7 @@ from researcher.report.writer import (
 _PROGRESS = ("trial_", "attempt_", "decision", "amended", "repaired")
 """Prefixes of event kinds that change a report."""
 _ANSWERS = (".diff", ".low", ".high")
-"""Suffixes of claims that every report prints: effects with their intervals."""
+"""Suffix of claims whose value is a reason in words."""
 _REASON = ".reason"
 """Suffix of claims that state a reason in words."""
 _MISSING = "the file is missing; `researcher report` rewrites it"
@@ -91,7 +91,7 @@ def _went_on(data: StudyData) -> bool:
 
 
 def _concluded_by_another_version(data: StudyData) -> bool:
-    """True if another version wrote the first report after the last decision. Its verdicts and decisions then stand as recorded."""
+    """True if another version wrote the first report after the last decision. The recorded verdicts and decisions then stand."""
     decided = max((event.seq for event in data.events if event.kind == "decision"), default=0)
     first = next((event for event in data.events if event.kind == "report" and event.seq > decided), None)
     if first is None:
@@ -103,7 +103,7 @@ def _concluded_by_another_version(data: StudyData) -> bool:
 def _as_sealed(
     claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSeal, said: Sequence[str]
 ) -> Iterator[Difference]:
-    """Check files against their seal. `said` lists texts that may be the source of numbers that are not claims."""
+    """Check files against their seal. `said` lists the plan and the report as rendered now; their numbers need not be claims."""
     listed = [f"{claim.expression} {claim.value} {claim.text}" for claim in claims]
     known = {number for text in (*said, *listed, str(len(claims))) for number in numbers_in(text)}
     if claims_digest(claims) != seal.claims:
@@ -123,7 +123,7 @@ def _as_sealed(
 
 
 def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Difference]:
-    """Find effects and intervals that are missing from the file. Other numbers are not always printed."""
+    """Find effects and intervals that the file does not show. Other claims need not appear in it."""
     text = path.read_text(errors="replace")
     for claim in claims:
         if claim.name.endswith(_ANSWERS) and isinstance(claim.value, int | float) and PRINTED[kind](claim) not in text:
@@ -141,8 +141,9 @@ def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Differen
 
 
 def _unheard_of(path: Path, known: Container[str]) -> Iterator[Difference]:
-    """Find lines with a number that is in no claim and not in the plan. Another version may word a line differently, but not
-    change its numbers."""
+    """Find lines with a number that is neither in a claim nor in the plan. Another version may word a line differently, but it prints
+    the same numbers.
+    """
     for at, line in enumerate(visible(path.read_text(errors="replace")).split("\n"), start=1):
         for number in dict.fromkeys(numbers_in(line)):
             if number not in known:
@@ -164,7 +165,7 @@ def _plan(records: Records) -> Iterator[Difference]:
 
 
 def _by_another_version(found: Difference) -> Difference:
-    """Mark a difference as possibly caused by the other version, not by changed records."""
+    """Add to the difference that another version may have caused it, instead of a changed record."""
     problem = f"{found.problem} (a different version of researcher concluded the study, perhaps with different rules)"
     return found.model_copy(update={"problem": problem})
 
@@ -204,7 +205,7 @@ def _as_stored(evaluator: Evaluator, claim: Claim) -> Value:
 
 
 def _completeness(whole: Page, claims: Sequence[Claim]) -> Iterator[Difference]:
-    """Check that the report makes exactly the claims it must, printed as this version prints them."""
+    """Check that the report makes all the claims that it must and no others, printed as this version prints them."""
     wanted, kept = {claim.name: claim for claim in whole.claims}, {claim.name: claim for claim in claims}
     for name in [*wanted, *(name for name in kept if name not in wanted)]:
         now, then = wanted.get(name), kept.get(name)
@@ -276,7 +277,7 @@ def _same_but_for_words(then: object, now: object) -> bool:
 
 
 def _decided_after(records: Records, subject: str, hypothesis: str) -> Iterator[Difference]:
-    """Check that a hypothesis got its verdict once, after the last stage."""
+    """Check that a hypothesis got exactly one verdict, after the last stage."""
     decided = records.data.decided
     if decided is None or not _over(records):
         return
@@ -299,7 +300,7 @@ def _effect(subject: str, then: VerdictRecord, now: VerdictRecord) -> Iterator[D
 
 
 def _findings(records: Records) -> Iterator[Difference]:
-    """Check findings, because later studies quote them without looking at trials."""
+    """Check the recorded findings. Later studies quote them without looking at trials."""
     data = records.data
     verdicts = records.conclusions.verdicts if _over(records) else ()
     computed = findings_of(data.study_id, records.plan, verdicts, 0.0, data.trials)

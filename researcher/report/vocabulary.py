@@ -82,7 +82,7 @@ class Vocabulary(LossWords):
         return self._hypothesis(hypothesis).alpha
 
     def most_seeds(self, hypothesis: str) -> Value:
-        """Return the maximum number of seeds per arm that the plan allows in the deciding stage."""
+        """Return the maximum seeds per arm in the stage that decides."""
         return deciding_stage(self._plan, self._hypothesis(hypothesis)).max_seeds
 
     def seeds_needed(self, hypothesis: str) -> Value:

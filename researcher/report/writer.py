@@ -101,8 +101,10 @@ def claims_digest(claims: Sequence[Claim]) -> str:
 
 @cache
 def wording(*further: Path) -> str:
-    """Return a digest of the code and templates that determine a report's text, including the code in `further` folders. Texts are
-    only sure to be equal, for equal records, if the digests are equal."""
+    """Return a digest of the code and templates that determine a report's text, including the code in `further` folders.
+
+    Two versions surely write the same text for equal records only if their digests are equal.
+    """
     folders = (TEMPLATES.parent, TEMPLATES.parents[1] / "analysis", *further)
     parts = [f"{name}\0".encode() + file.read_bytes() for folder in folders for name, file in visible_files(folder)]
     return digest(b"\0".join(parts))
@@ -176,7 +178,7 @@ def numbers_in(text: str) -> list[str]:
 
 
 def _code(name: str) -> str:
-    """Format a name as a Markdown code span, replacing characters that would end the span."""
+    """Format a name as a Markdown code span. Replaces characters that would end the span."""
     return f"`{_seen(name).replace('`', chr(0x2019)).replace('|', chr(0xA6))}`"
 
 

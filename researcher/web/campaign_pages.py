@@ -87,7 +87,7 @@ class CampaignPages:
     # -- deciding -----------------------------------------------------------------------------------------------------
 
     def tell(self, request: Request, reference: str, form: Form) -> Response:
-        """Leave a message for the next decision."""
+        """Leave a message for the next decision, and update the list of factors to keep fixed."""
         campaign_id = self._asked(request, reference, form)
         said = words(form, "words", "write a message: the next decision quotes it")
         leave: list[str] | None = people.names_in(form.get("leave", ""))

@@ -26,7 +26,7 @@ _JOURNAL = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignLine:
-    """A campaign in the list."""
+    """A campaign's line in the list."""
 
     record: CampaignRecord
     studies: int
@@ -38,10 +38,9 @@ class CampaignLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectsPart:
-    """Effects on one instrument.
+    """Drawing of the effects on one instrument.
 
-    `on` is the instrument's name if the campaign has several, else "". `left_out` is the number of earlier effects that are not
-    drawn.
+    `on` is the instrument's name if the campaign has several, else "". `left_out` is the number of earlier effects that are not drawn.
     """
 
     on: str
@@ -60,7 +59,7 @@ class CampaignSheet:
     study_waits: bool
     """True if the newest decision's study has not ended and can therefore be vetoed."""
     testing: str
-    """Hypothesis of that study; "" if it has none."""
+    """Hypothesis that the newest decision's study tests; "" if it has none."""
     files: list[tuple[str, str]]
     """Names and texts of the files of a new instrument that waits for approval."""
     next: Step | None
@@ -71,7 +70,7 @@ class CampaignSheet:
     axis: str
     """Unit of the timeline's axis: `wall time` or `trials`."""
     effects: list[EffectsPart]
-    """Effects, in one part for each instrument that has some."""
+    """Drawings of effects, one for each instrument that has any."""
     spending: list[SpendingPart]
     said: list[CampaignEvent]
     """Messages from people, newest first."""
@@ -89,7 +88,7 @@ class CampaignSheet:
         return self.page.record
 
     def fate(self, branch: Branch) -> str:
-        """Return the fate of a hypothesis; `being tested` while its study runs."""
+        """Return how a hypothesis fared; `being tested` while its study runs."""
         return "being tested" if branch.hypothesis.id == self.testing else branch.fate
 
 

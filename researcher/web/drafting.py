@@ -62,22 +62,25 @@ class Drafting(Protocol):
         """List the names of the installed instruments."""
 
     def draft(self, topic: str, instrument: str | None, answers: Sequence[str]) -> Drafted:
-        """Ask the planner for a draft. `answers` are those to its earlier questions. Raises: PlanningRefused, UsageError."""
+        """Ask the planner for a draft. `answers` are the person's answers to its earlier questions. Raises: PlanningRefused,
+        UsageError.
+        """
 
     def check(self, text: str, places: Places) -> Checked:
         """Plan and price a file's text, without recording anything."""
 
     def start(self, text: str, places: Places) -> str | Checked:
-        """Record the study or campaign and hand it to the daemon. Returns its id, or the problems. Raises: UsageError for its
-        servers."""
+        """Record the study or campaign and hand it to the daemon. Returns its id, or the problems.
+
+        Raises: UsageError if its servers cannot be used.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of form.
+    """A kind of form: for studies or for campaigns.
 
-    `path` is the prefix of its routes, `shown` the path prefix of started studies or campaigns. The other fields are texts of the
-    form.
+    Routes start with `path`; pages of started studies or campaigns start with `shown`. The other fields are texts of the form.
     """
 
     name: str

@@ -13,7 +13,7 @@ from researcher.serving import Access
 _LARGEST_FORM = 65_536
 _LONGEST_WORDS = 4_000
 _LONG = ("text", "topic")
-"""Fields that are not cut, because the code that reads them has its own limits."""
+"""Fields that are not shortened, because the code that reads them has its own limits."""
 
 
 class FormRefused(Exception):

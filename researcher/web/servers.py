@@ -23,7 +23,7 @@ Ask = Callable[[Sequence[str]], Sequence[ServerStatus | str]]
 class ServerLine:
     """One server.
 
-    `studies` are those that use it. `status` is None if the server gave none; `reason` then says why.
+    `studies` lists the studies that use it. If the server reported no status, `status` is None and `reason` says why.
     """
 
     url: str

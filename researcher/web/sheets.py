@@ -60,7 +60,7 @@ class GatePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyLine:
-    """A study in the list."""
+    """A study's line in the list."""
 
     record: StudyRecord
     verdicts: list[VerdictRecord]
@@ -96,7 +96,7 @@ class TrialPart:
 
     @property
     def rank(self) -> int:
-        """Sort key that puts running trials first."""
+        """Sort key that puts running and paused trials first."""
         return int(self.record.status.ended or self.record.status is TrialStatus.PLANNED)
 
 
@@ -109,7 +109,7 @@ class VerdictPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingPart:
-    """Spending of one kind, in words. `share` is the used share of the limit; None without a limit."""
+    """One kind of spending, in words. `share` is the part of the limit that is used; None without a limit."""
 
     name: str
     text: str
@@ -150,7 +150,7 @@ class StudySheet:
     verdicts: list[VerdictPart]
     trials: list[TrialPart]
     arms: dict[str, int]
-    """Number of each arm's colour, in the plan's order."""
+    """Colour number of each arm, in the plan's order."""
     losses: list[LossPart]
     curves: str
     samples: list[SamplePart]

@@ -64,7 +64,12 @@ class Tracking:
             self._base = self._sink.tracking_uri.rstrip("/")
 
     def link(self, study_id: str, trial_key: str | None = None) -> Link:
-        """Return a link to a study's experiment or a trial's run. Only reads. Raises: MlflowAway."""
+        """Return a link to a study's experiment or to a trial's run.
+
+        If MLflow has to be started first, start it and return a link that is `starting`. If it cannot be, the link holds the reason.
+
+        Raises: MlflowAway.
+        """
         if self._base is None and not self._local:
             how = "run an MLflow server and set MLFLOW_TRACKING_URI for all commands"
             return Link(reason=f"MLflow's own page would only listen on this machine: {how}")
@@ -128,7 +133,7 @@ def mlflow_command(tracking_uri: str, port: int) -> list[str]:
 
 
 def answers(url: str, server: subprocess.Popen[bytes], closed: threading.Event, limit_s: float = START_LIMIT_S) -> bool:
-    """Wait for MLflow's server. Returns whether it answered within the limit. Stops waiting once `closed` is set."""
+    """Wait for MLflow's server. Returns whether it answered within the limit. Stops waiting when `closed` is set or the server ends."""
     limit = time.monotonic() + limit_s
     while time.monotonic() < limit and server.poll() is None:
         with suppress(urllib.error.URLError, TimeoutError, ConnectionError), urllib.request.urlopen(url, timeout=2):
