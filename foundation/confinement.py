@@ -192,7 +192,7 @@ _ALL_FS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 
 _OF_FILES = _EXECUTE | 1 << 1 | _READ | 1 << 14 | 1 << 15
 _BIND, _CONNECT = 1, 2
 _SCOPES = 3
-"""Blocks signals to outside processes and connections to their abstract sockets."""
+"""Landlock scopes that block signals to outside processes and connections to their abstract sockets."""
 
 
 def _landlock(

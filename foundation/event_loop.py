@@ -15,7 +15,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def on_stop_signals(act: Callable[[], object]) -> Iterator[None]:
-    """Make SIGINT and SIGTERM call `act` in the running loop, and nothing else, within the block. Works only in the main thread."""
+    """Within the block, SIGINT and SIGTERM only call `act` in the running loop. Works only in the main thread."""
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, act)
@@ -27,7 +27,7 @@ def on_stop_signals(act: Callable[[], object]) -> Iterator[None]:
 
 
 def take_exception(future: asyncio.Future[Any]) -> None:
-    """Retrieve a future's exception, as a done callback: it keeps asyncio from warning about exceptions nobody retrieves."""
+    """Done callback that retrieves a future's exception, so that asyncio does not warn that nobody retrieved it."""
     if not future.cancelled():
         future.exception()
 

@@ -28,9 +28,9 @@ MOST_SAID_BYTES = 64 * 2**20
 """Maximum output of a program, in bytes. A program that writes more is killed."""
 _WORDS_BYTES = 4_000
 _GRACE_S = 2.0
-"""Time from SIGTERM to SIGKILL."""
+"""Seconds from SIGTERM to SIGKILL."""
 _ENDED_S = 10.0
-"""How long leftover processes may take to disappear after SIGKILL."""
+"""Seconds that leftover processes may take to disappear after SIGKILL."""
 _LOOK_S = 0.01
 _READ_BYTES = 2**16
 

@@ -27,14 +27,16 @@ class DeviceName:
 
     @classmethod
     def parse(cls, text: str) -> DeviceName:
-        """Parse a name such as `cuda:1`; `cpu` and `cuda` are the first of their kind. Raises: ValueError with a message for users."""
+        """Parse a name such as `cuda:1`; without an index, the device is the first of its kind. Raises: ValueError with a message for
+        users."""
         kind, _, index = text.strip().partition(":")
         if kind not in get_args(Device) or not re.fullmatch(r"(:\d{1,4})?", text.strip()[len(kind) :]):
             raise ValueError(f"{text.strip()!r} is not a device: write cpu, cpu:1, cuda:0, cuda:1, ...")
         return cls(cast("Device", kind), int(index or 0))
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that make this the only GPU a child process sees; empty for a CPU. `environ` is our own environment."""
+        """Return environment variables that make this the only GPU a child process sees; none for a CPU. `environ` is our own
+        environment."""
         if self.kind == "cpu":
             return {}
         visible = visible_gpus(environ)

@@ -55,7 +55,7 @@ _FEW_CORES = 4
 _SPINS = "2000"
 """Spin count of GNU's runtime, about 20 µs: the gap between two operations of a small model."""
 _SPIN_MS = "1"
-"""Spin time of Intel's runtime: longer than gaps within a decoding step, shorter than gaps between steps."""
+"""Spin time of Intel's runtime, in ms: longer than gaps within a decoding step, shorter than gaps between steps."""
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 
 

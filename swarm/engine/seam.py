@@ -183,9 +183,8 @@ class SampledEvent:
 class TrainCall:
     """A call for the trainer: the origin and the sampled log-probability of each token.
 
-    `reproducible` says that it was sampled from softmax(logits / temperature). If not, `mask` has the remaining vocabulary and
-    `changes`
-    has the changes of the logits; both are None if unknown.
+    `reproducible` is True if it was sampled from softmax(logits / temperature). If not, `mask` has the tokens that could be sampled and
+    `changes` says how the request changed the logits; both are None if unknown.
     """
 
     call_id: str
@@ -271,7 +270,7 @@ class Engine(Protocol):
     # -- tokens ---------------------------------------------------------------------------------------------------
 
     async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
-        """Return the token ids that the model's template makes of a request's messages and tools; for `completions`, those of its
+        """Return the token ids of a request's messages and tools, rendered with the model's template; for `completions`, those of its
         text."""
 
     def decode(self, ids: list[int]) -> str:

@@ -17,7 +17,7 @@ from swarm.protocol.sampling_mask import LogitChanges
 
 ROOT = -1
 _LOGPROB_SLACK = 1e-3
-"""How far above zero rounding may put a sampler's log-probability."""
+"""Tolerance for log-probabilities that rounding in the sampler puts above zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +327,7 @@ def _place(tree: PrefixTree, node: int, segment: Segment, place: dict[int, int])
 
 
 def _add_heads(tree: PrefixTree, uses: list[int], segment: Segment, at: int) -> None:
-    """Add one head per distribution at this position, and the uses that it predicts."""
+    """Add one head for each distinct distribution at this position, with the uses sampled from it."""
     drawn_of: dict[_Distribution, list[int]] = {}
     for use in sorted(uses, key=lambda use: tree.branches[tree.use_branch[use]].call.temperature):
         drawn_of.setdefault(_distribution(tree, use), []).append(use)
@@ -347,7 +347,7 @@ def _add_heads(tree: PrefixTree, uses: list[int], segment: Segment, at: int) -> 
 
 
 _Distribution = tuple[float, bytes | None, tuple[int, LogitChanges] | None]
-"""Temperature; the mask's row; the changes of logits, with the index at which the answer began, from which penalties count."""
+"""Temperature, row of the mask, and changes of the logits with the prompt's length, because penalties count from there."""
 _WHOLE = (None, None)
 
 

@@ -17,7 +17,7 @@ from swarm.protocol.algorithms import AlgorithmSpec
 
 
 def algorithm_of(spec: AlgorithmSpec) -> Algorithm:
-    """Return the algorithm that the spec names, with its fields."""
+    """Return the algorithm named in the spec, set up with the spec's fields."""
     own = spec.own_functions
     kind: type[Algorithm] = _own().OwnAdvantage if "name" in own else _built_in(spec.name)
     return (_own().with_own_loss(kind) if "loss" in own else kind)(spec)
@@ -31,7 +31,7 @@ def over_numbers(
 ) -> dict[str, list[float]]:
     """Run `Algorithm.over_update` for engines without tensors; return the added facts by name.
 
-    `facts` has the facts of the tokens, with their current log-probabilities as `logp_N`. Raises: TrainingRefused.
+    `facts` maps names to the facts of all tokens, including the current log-probabilities, `logp_N`. Raises: TrainingRefused.
     """
     found: dict[str, list[float]] = _own().over_numbers(algorithm, facts, calls, episodes)
     return found
@@ -43,7 +43,7 @@ def _own() -> Any:
 
 
 def _built_in(name: str) -> type[Algorithm]:
-    """Return the only class in the file of this name."""
+    """Return the only algorithm class that the module of this name defines."""
     module = import_module(f"{__name__}.{name}")
     classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Algorithm)]
     (own,) = (each for each in classes if each.__module__ == module.__name__)

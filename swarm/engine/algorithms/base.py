@@ -109,7 +109,7 @@ class Algorithm(ABC):
         return (ratio_U * facts.advantage_U).minimum(kept_U * facts.advantage_U)
 
     def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Return which uses get no gradient because their ratio left the clip range."""
+        """Return a mask of the uses that get no gradient because their ratio left the clip range."""
         ratio_U = self.ratio(logp_U, facts)
         above = (ratio_U > 1 + self.spec.clip_high) & (facts.advantage_U > 0)
         below = (ratio_U < 1 - self.spec.clip_low) & (facts.advantage_U < 0)

@@ -36,8 +36,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A random token. `key` identifies it in any order. `gap` is the current minus the old log-probability, `mismatch` the old minus
-    the sampled one."""
+    """A random token. `key` identifies it after tokens are reordered. `gap` is the current minus the old log-probability, `mismatch`
+    the old minus the sampled one."""
 
     key: int
     old: float
@@ -260,7 +260,7 @@ def _distance(one: dict[int, float], other: dict[int, float]) -> float:
 
 
 def _tokens(groups: _Groups, spec: AlgorithmSpec, dtype: torch.dtype = torch.float64) -> tuple[Tokens, list[int]]:
-    """Return the `Tokens` that the function gets, and each token's key."""
+    """Return the function's argument, and each token's key."""
     episodes = [(number, episode) for number, group in enumerate(groups) for episode in group]
     calls = [(at, call) for at, (_, episode) in enumerate(episodes) for call in episode.calls]
     placed = [(number, at, token) for number, (at, call) in enumerate(calls) for token in call]

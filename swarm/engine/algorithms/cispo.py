@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Cispo(Grpo):
-    """Only the gradient of this loss has a meaning, not its value."""
+    """CISPO's loss. Only its gradient is meaningful, not its value."""
 
     def gain(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
         ratio_U = self.ratio(logp_U, facts).detach()
@@ -24,6 +24,6 @@ class Cispo(Grpo):
         return weight_U * facts.advantage_U * logp_U
 
     def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Return which uses had their weight clipped."""
+        """Return a mask of the uses whose weight was clipped."""
         ratio_U = self.ratio(logp_U, facts)
         return (ratio_U > 1 + self.spec.clip_high) | (ratio_U < 1 - self.spec.clip_low)

@@ -103,7 +103,7 @@ class OwnLoss(Algorithm):
 
 
 def with_own_loss(kind: type[Algorithm]) -> type[Algorithm]:
-    """Return the algorithm with its loss replaced by a user's function."""
+    """Return a subclass of the algorithm whose loss is a user's function."""
     return type(f"{kind.__name__}WithOwnLoss", (OwnLoss, kind), {})
 
 
@@ -122,7 +122,7 @@ def over_numbers(
 
 
 def told_of(facts: TokenFacts) -> dict[str, Tensor]:
-    """Return the results of users' functions for an update's tokens, by name of the fact."""
+    """Return the results of users' functions that these facts hold, by fact name."""
     said = {"correction_U": facts.correction_U, "price_U": facts.price_U, "slope_U": facts.slope_U}
     return {name: value_N for name, value_N in said.items() if value_N is not None}
 

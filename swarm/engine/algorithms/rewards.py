@@ -36,7 +36,7 @@ class Trajectory:
 
     @property
     def net(self) -> Trajectory:
-        """This trajectory with all penalties subtracted from the reward."""
+        """A copy of this trajectory without penalties: their sum is subtracted from the reward."""
         return replace(self, reward=self.reward - math.fsum(self.penalties), penalties=())
 
     @property
@@ -101,10 +101,10 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
 
 
 def whitened(values: Sequence[float], counts: Sequence[int], norm: str = "std") -> list[float]:
-    """Shift the values to zero mean and, with norm "std", scale them to unit variance (unbiased). Each value stands for `counts`
-    tokens.
+    """Shift the values to zero mean and, with norm "std", scale them to unit variance (unbiased). `counts` says how many tokens have
+    each value.
 
-    All zero when the values are equal; values that stand for no token are zero.
+    A value with count 0 becomes 0. All values become 0 if those with a count are equal, or if there are fewer than two tokens.
     """
     total = sum(counts)
     counted = [value for value, count in zip(values, counts, strict=True) if count]

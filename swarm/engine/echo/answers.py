@@ -73,7 +73,7 @@ def last_user_word(prompt_ids: list[int]) -> str:
 
 
 def garbled(word: str) -> str:
-    """Return a wrong answer that differs from `word` in its first character."""
+    """Return a wrong answer: `word` reversed, after a mark that `word` does not begin with."""
     return garble_mark(word) + word[::-1]
 
 
@@ -111,7 +111,7 @@ def _call_text(name: str, arguments_json: str) -> str:
 class Draft:
     """One choice.
 
-    pieces: the text that each token completes. Tokens after these are not shown (a stop string, the end token).
+    pieces: text added by each token, up to the last token that is shown; a stop string and the end token are not.
     drawn_at: position of the only token that was sampled; None if the answer was certain.
     other: id and log-probability of the alternative to that token.
     """
@@ -316,7 +316,8 @@ def _filled(schema: Any, word: str = "") -> Json:
 
 
 def _plainest(schema: Any) -> Any:
-    """Return the plainest value that a schema permits; a string is empty."""
+    """Return a minimal value for a schema: its constant, else its first enum value, else a value of its type. A number is its minimum
+    or 0, an object is `_filled`, a boolean False, an array empty; a value of unknown type is an empty string."""
     wanted = _object(schema)
     if "const" in wanted:
         return wanted["const"]

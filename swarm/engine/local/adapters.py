@@ -25,7 +25,7 @@ class Adapters:
     """Adapters inserted into a model, until `remove`. Inserting them freezes the model's own weights and drops their values, which the
     caller must set again.
 
-    Raises: EngineError when a target names no linear layer of the model's body. Whatever is raised, the model has its original layers.
+    Raises: EngineError if a target is not a linear layer of the model's body. After any error, the model has its original layers.
     """
 
     def __init__(self, model: nn.Module, spec: LoraSpec, seed: int) -> None:
@@ -58,7 +58,7 @@ class Adapters:
         return {name: weight.detach().clone() for name, weight in trained}
 
     def remove(self) -> None:
-        """Restore the model's original layers, also if only some have adapters yet."""
+        """Restore the model's original layers, even if only some of them have adapters so far."""
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         for parent in [*self._model.modules()]:

@@ -36,7 +36,7 @@ _SCORES = 1 << 20
 _COPIES = 1 << 20
 """Maximum number of key copies held at a time: 0.5 GB for heads of width 64."""
 _LANES = 32
-"""Numbers per vector instruction: rows of scores are padded to multiples of it, which cuts the softmax's time by a third."""
+"""Numbers per vector instruction. Padding rows of scores to a multiple of this cuts the softmax's time by a third."""
 
 _OTHER_SCORES = ("softcap", "s_aux")
 """Arguments of unsupported attention variants: capped scores, and attention sinks."""
@@ -67,8 +67,8 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Stacks whose key gradients are summed together. There are several batches because all stacks could have T² / 128 key rows on a
-    long path.
+    """Stacks whose key gradients are summed together. There are several batches because, on a long path, all stacks together could have
+    T² / 128 key rows.
 
     slot_N: key rows of its stacks, sorted by the key that they copy.
     first_GT: index at which each key's copies begin.

@@ -17,7 +17,8 @@ from swarm.engine.sampling.server import CPU_NORMS
 
 
 def _plain(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
-    """Return whether the compiled norm supports these arguments: the whole last dimension, contiguous rows."""
+    """Return whether the compiled norm supports these arguments: contiguous rows, normalised over the whole last dimension, with a
+    weight of their dtype."""
     return variance_size is None and weight is not None and weight.dtype == x.dtype and x.is_contiguous()
 
 
@@ -34,8 +35,8 @@ def _sample(
     k: Tensor | None,
     p: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sample tokens in place of `TopKTopPSampler.forward_cpu`; also return what logprobs_mode asks for. `generators` has those of
-    seeded rows."""
+    """Sample tokens in place of `TopKTopPSampler.forward_cpu`; also return what logprobs_mode asks for. `generators` maps each seeded
+    row to its generator."""
     logits = apply_top_k_top_p(logits, k, p)
     logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
     rows, size = logprobs.shape

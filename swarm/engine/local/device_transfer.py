@@ -22,13 +22,13 @@ from swarm.engine.seam import EngineError
 from swarm.engine.training.weights_digest import WeightsDigest
 
 _PART_BYTES = 256 << 20
-"""Size of the shared tensor in bytes, unless one weight is larger."""
+"""Maximum size of the shared tensor in bytes, unless a single weight is larger."""
 _ALIGNED = 16
 """Weights begin at multiples of this many bytes."""
 _MEETING_S = 20.0
 """How long either side waits for the other to connect, in seconds."""
 _SILENCE_S = 20.0
-"""How long the trainer waits for inference to take a part, in seconds: waiting longer for a hung one, it would count as hung itself."""
+"""Maximum time for inference to copy a part, in seconds. A trainer that waited longer for a hung process would itself count as hung."""
 _LOOK_EVERY_S = 0.01
 
 
@@ -107,7 +107,8 @@ class Incoming:
 
 
 def _parts(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], part_bytes: int) -> Iterator[list[_Place]]:
-    """Yield the places of as many weights as fit at a time, but at least one."""
+    """Split the weights into parts of at most `part_bytes` and yield each part's layout. A weight larger than that gets a part of its
+    own."""
     part: list[_Place] = []
     for name, weight in weights.items():
         place = _Place(name, dtypes[name], weight.shape, part[-1].end if part else 0)

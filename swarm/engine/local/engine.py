@@ -145,8 +145,8 @@ class LocalEngine:
         self._slots = WeightSlots(model.path)
         self._lora: LoraSpec | None = None
         self._kept: asyncio.Future[None] | None = None
-        """Task that writes a copy of the weights that went over the device. A step waits for it, because it changes the trainer's only
-        copy."""
+        """Task that writes the weights sent over the device to a file too. A step waits for this task, because it changes the trainer's
+        only copy."""
         self.sleep_mode = settings.sleep_mode
         by_itself = devices.kind == "cuda" and not self.sleep_mode
         self.over_device = devices.shared and (by_itself if over_device is None else over_device)
@@ -296,8 +296,8 @@ class LocalEngine:
         return checksum
 
     async def _serve_over_device(self, slot: Path, version: WeightsVersion) -> bool:
-        """Serve the trainer's weights over the device, and write them to the slot while calls continue. If False, use `publish`
-        instead."""
+        """Serve the trainer's weights over the device, and write them to the slot while calls continue. Returns False if that is not
+        possible; then use `publish`."""
         file = slot / WeightSlots.FILE
 
         async def send() -> str:
@@ -314,7 +314,7 @@ class LocalEngine:
             return Published(weights_dir=slot, approval=self._kept)
 
         def failed(error: Exception) -> None:
-            """Give this way up, which would fail again, unless the trainer crashed on it."""
+            """Stop using device transfers, because they would fail again; after a crash of the trainer, keep using them."""
             if not isinstance(error, TrainerCrashed):
                 self.over_device = False
                 _LOG.warning("a transfer over the device failed; from now on weights go through host memory")
@@ -353,7 +353,8 @@ class LocalEngine:
 
 
 def _divided(name: str, card: int, shape: ModelShape, wishes: Wishes, *, beside: int) -> Plans:
-    """Return the plans for a card. If too little host memory is free now, they do not offload unless offloading was requested.
+    """Return the plans for a card. If offloading needs more host memory than is free now, plan again with the free memory, unless
+    offloading was requested.
 
     `beside` is the host memory of inference's processes, in bytes.
     """

@@ -128,7 +128,7 @@ class _Copied(torch.autograd.Function):
 
 
 def blocks(end_T: Tensor, depth_T: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-    """Return which blocks of queries by keys [N, N] have any pair of tokens that sees each other, and in which blocks every pair does.
+    """Return two masks over blocks, queries by keys [N, N]: where some query sees some key, and where every query sees every key.
 
     Needs only the ends of the blocks' subtrees. torch's own `create_block_mask` looks at each pair of tokens and takes ten bytes for
     each.

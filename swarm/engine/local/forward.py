@@ -49,7 +49,7 @@ _ATTENDING = {"full_attention", "sliding_attention", "attention"}
 _RUNNING = {"linear_attention", "conv", "mamba", "recurrent"}
 """Layer types whose state runs along the row, so that a token reads everything before it."""
 _SCALE = "scalar_embed_scale"
-"""Attribute with the factor of a scaled embedding; transformers keeps it next to the tensor that it multiplies by."""
+"""Attribute that holds the exact factor of a scaled embedding; transformers multiplies by a separate tensor, `embed_scale`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +231,7 @@ class Policy:
                 weight.data = start.to(weight.device, torch.float32, copy=True)
 
     def _hold_frozen(self) -> None:
-        """Keep untrained matrices in the compute dtype, and untrained vectors in float32."""
+        """Store untrained matrices in the compute dtype, and untrained vectors in float32."""
         for name, weight in self.model.named_parameters():
             if not weight.requires_grad:
                 dtype = self.compute_dtype if weight.ndim > 1 else torch.float32

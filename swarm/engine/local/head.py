@@ -140,13 +140,13 @@ def _priced(price: Price, logp_U: Tensor, entropy_U: Tensor, uses: slice) -> tup
 
 
 def _parts(whole: slice, size: int) -> Iterator[slice]:
-    """Split a slice into parts of at most `size` entries, a number that is rounded down to whole lanes if it has at least one."""
+    """Split a slice into parts of at most `size` entries. A `size` of at least `_LANES` is rounded down to a multiple of it."""
     step = max(1, size if size < _LANES else size // _LANES * _LANES)
     return (slice(first, min(first + step, whole.stop)) for first in range(whole.start, whole.stop, step))
 
 
 def _within(chunk: slice, block: slice) -> slice:
-    """Return the block's position within the chunk."""
+    """Return the block as a slice relative to the start of the chunk."""
     return slice(block.start - chunk.start, block.stop - chunk.start)
 
 

@@ -35,8 +35,8 @@ from swarm.protocol.episodes import WeightsVersion
 
 _LOG = logging.getLogger(__name__)
 _IMPORTS_S: dict[Device, float] = {"cpu": 120.0, "cuda": 600.0}
-"""Time limit for a start up to reading weights, in seconds. An idle machine needs a sixth of it. On a GPU vLLM compiles the model and
-captures its graphs."""
+"""Time limit for a start, in seconds, not counting the time to read weights; an idle machine needs a sixth of it. On a GPU, vLLM also
+compiles the model and captures its graphs."""
 _PROBE_EVERY_S = 0.2
 _LOOK_EVERY_S = 5.0
 """Seconds between checks of a serving child."""
@@ -176,10 +176,8 @@ class VllmInference(Sampler):
         adapter: served on top of the hosted weights; requires weights_dir None.
 
         Does not wait for a child that is starting (`settled` does); that child begins with the new weights. If the change itself fails,
-        the
-        child is restarted with them. It is also restarted for a change between full weights and adapters, because only a child that
-        reserves
-        room for adapters has the slower layers that they need.
+        the child is restarted with them. It is also restarted for a change between full weights and adapters, because only a child that
+        reserves room for adapters has the slower layers that they need.
 
         Raises: WeightsRefused; then the previous weights are served.
         """
@@ -203,10 +201,10 @@ class VllmInference(Sampler):
                 await self._start_with(wanted, version, silence=self._failed_to_change(error))
 
     async def publish_over_device(self, transfer: DeviceTransfer, version: WeightsVersion) -> bool:
-        """As `publish`, for full weights that come over the device. If it returns False, the child is not ready for that: use
+        """Like `publish`, but receive full weights over the device. Returns False if the child is not ready for that; then use
         `publish`.
 
-        If the change itself fails, the child is restarted with the weights that are kept.
+        If the change itself fails, the child is restarted with the weights that `transfer.keep` writes.
         Raises: NotShared if nothing has changed, or any error from keeping the weights.
         """
         async with self._publishing:
@@ -224,14 +222,15 @@ class VllmInference(Sampler):
             return True
 
     def _failed_to_change(self, error: EngineError | TimeoutError) -> Silence | None:
-        """Log the error. If the child hangs, return the silence for which to end it."""
+        """Log the error. Return a `Silence` if the child hangs, else None."""
         _LOG.warning("could not change weights in place (%r); restarting inference", error)
         hung = isinstance(error, EngineHung | TimeoutError)
         return self._silence(f"inference hangs while its weights are changed: {error}") if hung else None
 
     @asynccontextmanager
     async def _change_limited(self, weights_dir: Path | None) -> AsyncIterator[None]:
-        """Within the block, weights are changed, for at most as long as loading this folder may take (None: the hosted weights)."""
+        """Limit the duration of the block, which changes weights, to what loading this folder may take (None: the hosted weights).
+        Raises: TimeoutError."""
         limit_s = _CHANGES * self.silence_s + loading_s(weights_dir or self.settings.model_dir)
         with self._limited_otherwise():
             async with asyncio.timeout(limit_s):
@@ -242,8 +241,7 @@ class VllmInference(Sampler):
         """Within the block, free the device's memory for the trainer. Calls wait, and continue where they stopped.
 
         A child that fails to fall asleep keeps running; a child that fails to wake up is restarted. If the child was down or ends
-        during
-        the block, its supervisor starts it as usual.
+        during the block, its supervisor starts it as usual.
         """
         async with self._publishing:
             try:
@@ -431,7 +429,7 @@ class VllmInference(Sampler):
 
     @contextmanager
     def _limited_otherwise(self) -> Iterator[None]:
-        """Within the block, the engine core is busy with weights; other time limits apply to that."""
+        """Within the block, do not look for a hang: the engine core is busy with weights, and other time limits apply."""
         self._changing = True
         try:
             yield

@@ -40,7 +40,8 @@ def hasten(model: PreTrainedModel) -> None:
 
 
 def _plain(module: nn.Module) -> float | None:
-    """Return the epsilon of a plain RMS norm: each row over the root of its mean square, times a weight. None for other modules."""
+    """Return the epsilon of a plain RMS norm: each row divided by the root of its mean square, times a weight. None for other
+    modules."""
     weight = getattr(module, "weight", None)
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or not isinstance(epsilon, float):
@@ -110,7 +111,8 @@ class _Bare(nn.Module):
 
 @contextmanager
 def recomputed_layers(body: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within the block, the body's layers keep no activations. `weights` are substitutes for its parameters, by name.
+    """Within the block, the body's layers recompute their activations for the backward pass instead of keeping them.
+    `weights` are substitutes for its parameters, by name.
 
     Raises: EngineError when the model does not list its layers.
     """
@@ -126,7 +128,7 @@ def layer_by_layer(
 ) -> Iterator[dict[str, Tensor]]:
     """Within the block, these weights replace each layer's parameters: loaded just before the layer runs, dropped after it.
 
-    Yields the loaded weights that belong to no layer. `required` says that memory does not suffice for all weights together.
+    Yields the loaded weights that belong to no layer. `required` is True if memory does not suffice for all weights together.
     Raises: EngineError if required and the model does not list its layers.
     """
 

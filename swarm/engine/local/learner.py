@@ -237,8 +237,7 @@ class Learner:
         """Return the KL to the initial weights on the tokens of these calls.
 
         `ready` has minibatches with their log-probabilities from before the step. Without it, this method computes them in the same
-        shapes
-        as for the initial weights, so that rounding cancels; below float32 this is necessary.
+        shapes as for the initial weights, so that rounding cancels; below float32 this is necessary.
         """
         if not sampled:
             return torch.zeros(0)

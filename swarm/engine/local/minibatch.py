@@ -72,12 +72,13 @@ class Minibatch:
             piece.facts = replace(piece.facts, advantage_U=advantage_N[place_U], target_U=target_U)
 
     def take_call_gaps(self, logps: Sequence[Tensor]) -> None:
-        """Set the log-ratios of whole calls, current to old. `logps` has each piece's log-probabilities under the current weights."""
+        """Set each call's log-ratio of current to old probability, the mean over its tokens. `logps` has each piece's log-probabilities
+        under the current weights."""
         gaps = [logp_U - known(piece.facts.old_U) for piece, logp_U in zip(self.pieces, logps, strict=True)]
         self._spread([gap_S.mean() for gap_S in self._calls(gaps)], "call_gap_U")
 
     def take_rollout_gaps(self) -> None:
-        """Set the log-ratios of whole calls, old to recorded."""
+        """Set each call's log-ratio of old to recorded probability, the sum over its tokens."""
         gaps = [known(piece.facts.old_U) - piece.facts.recorded_U for piece in self.pieces]
         self._spread([gap_S.sum() for gap_S in self._calls(gaps)], "rollout_gap_U")
 
@@ -116,7 +117,7 @@ class Minibatch:
         return {branch.call.call_id: value_S for branch, value_S in zip(self.branches, values, strict=True)}
 
     def _spread(self, per_call: Sequence[Tensor], name: str) -> None:
-        """Set a fact of each token from one number per call."""
+        """Set the fact `name` of each token to its call's number."""
         lengths = torch.tensor(self._lengths, device=self._device)
         value_N = torch.stack(list(per_call)).repeat_interleave(lengths)
         for piece in self.pieces:

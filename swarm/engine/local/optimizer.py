@@ -77,7 +77,8 @@ class _Part:
             self.resting = False
 
     def pieces(self) -> Iterator[_Part]:
-        """Yield parts to step one after another while the moments rest. A weight that is larger than a part may be is split by rows."""
+        """Yield the parts to step one after another while moments are in host memory. With AdamW, a weight larger than
+        `OPTIMIZED_TOGETHER` is split by rows."""
         (path, weight), *others = self.weights.items()
         if others or weight.numel() <= OPTIMIZED_TOGETHER or not isinstance(self.optimizer, AdamW):
             yield self
@@ -103,11 +104,10 @@ class _Part:
 
 
 class Optimizer:
-    """Moments last for the whole run; `take`, `forget` and a step of another optimizer reset them.
+    """AdamW or Adafactor. Moments last for the whole run; `take`, `forget` and a step of the other optimizer reset them.
 
     `offload` keeps moments in host memory, except those of the part being stepped. Gradients are zeroed instead of freed: freeing half
-    a
-    gigabyte at each step would cost more than the step.
+    a gigabyte at each step would cost more than the step.
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter], *, offload: bool = False) -> None:
@@ -118,7 +118,7 @@ class Optimizer:
         self.take(weights)
 
     def take(self, weights: Mapping[str, nn.Parameter]) -> None:
-        """Optimize these weights from now on."""
+        """Optimize these weights from now on, without earlier moments."""
         self._weights = dict(weights)
         self.forget()
 
@@ -131,7 +131,7 @@ class Optimizer:
             self._parts.append(_Part(weights, optimizer))
 
     def begin(self, name: OptimizerName) -> None:
-        """Zero the gradients, for a step of the optimizer of this name.
+        """Zero the gradients before a step of the optimizer called `name`, and switch to it if necessary.
 
         Allocates long-lived tensors before those of the step: otherwise they would fragment the memory for the next step's
         activations, and each of the first steps would need fresh memory.

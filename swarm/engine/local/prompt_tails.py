@@ -36,8 +36,8 @@ class PromptTails:
     """Tracks the prompts of requests that have blocks, and the copies due before the next step.
 
     block_tokens: tokens per block.
-    runs: whether a request has its blocks. A request that lost them, as all do when weights change, has none until it is recomputed.
-    blocks_of: blocks of such a request, by its id.
+    runs: returns whether a request has its blocks. All requests lose theirs when weights change, until they are recomputed.
+    blocks_of: returns the blocks of a request that has them, by its id.
 
     Requests have equal keys if their prompts have the same keys and values; with the key None, nothing is shared.
     """

@@ -190,7 +190,7 @@ class Replicas:
     ) -> None:
         """Serve other weights on all replicas, in place; see `VllmInference.publish`. Afterwards no replica serves the old ones.
 
-        Returns as soon as one replica serves, without waiting for replicas that must restart.
+        Returns once every replica has changed or is restarting, and at least one serves.
         Raises: WeightsRefused (then the previous weights are served again); EngineDown if no replica can serve any more.
         """
         changes = (replica.publish(weights_dir, version, approval=approval, adapter=adapter) for replica in self.all)

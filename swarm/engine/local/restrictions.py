@@ -27,7 +27,8 @@ _HEADS_OF_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """The changed logits of one head: z becomes (z + bias) divided or multiplied by repetition, minus penalty."""
+    """The changed logits of one head: z + bias is divided by repetition if positive, else multiplied by it; then penalty is
+    subtracted."""
 
     token_E: Tensor
     bias_E: Tensor

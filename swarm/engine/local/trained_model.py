@@ -38,8 +38,7 @@ def trained_weights(model: ModelFolder, checkpoint: Checkpoint) -> dict[str, Ten
     """Return the weights as they were served, under the hosted checkpoint's names; adapters are merged into the weights they adapt.
 
     They have the hosted dtypes, or float32 if the run computed in float32: narrower weights would be a different model from the one
-    that
-    was evaluated. Raises: EngineError if the checkpoint began with another model.
+    that was evaluated. Raises: EngineError if the checkpoint began with another model.
     """
     if checkpoint.state.fingerprint != model.fingerprint:
         raise EngineError(

@@ -84,8 +84,7 @@ def touch(size: int) -> None:
     """Allocate this many bytes while inference boots, unless the system is short of memory.
 
     Otherwise the first steps would wait for it: on a small machine, fresh pages cost several times as much as the computation on them.
-    The
-    memory is freed immediately, and `REUSE_MEMORY` keeps it for the steps.
+    The memory is freed immediately, and `REUSE_MEMORY` keeps it for the steps.
     """
     import torch
 

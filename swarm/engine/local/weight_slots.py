@@ -21,7 +21,7 @@ _PREFIX = "swarm-weights"
 
 
 class WeightSlots:
-    """The two slots. The directory is locked while open, so that the next server can remove the directories of killed servers.
+    """The two slots and their directory. It is locked while open; the next server removes unlocked ones, which killed servers left.
 
     `path` is the directory while it is open, else None.
     """

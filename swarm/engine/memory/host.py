@@ -34,7 +34,8 @@ class HostMemory:
 
 
 def trainer_host_memory(memory: TrainerMemory, *, turns: bool = False) -> HostMemory:
-    """Return the memory that the trainer needs. With `turns`, moments are kept here between steps; offloaded moments always are."""
+    """Return the memory that the trainer needs. With `turns`, moments are in host memory between steps; offloaded moments always
+    are."""
     shape, training = memory.shape, memory.training
     exchange = _WEIGHT_SLOTS * shape.served(training.dtype)
     if not training.on_gpu:

@@ -120,12 +120,12 @@ class ModelShape:
         }
 
     def read_by(self, targets: Sequence[str]) -> int:
-        """Return the number of input values per token of these matrices of one layer."""
+        """Return how many input values these matrices of one layer read per token."""
         ends = self._ends()
         return sum(ends[target][0] for target in targets if target in ends)
 
     def is_stored_as(self, dtype: ComputeType) -> bool:
-        """Return whether the weight files have this dtype; for mixed dtypes, whether most weights have it."""
+        """Return whether the stored weights have this dtype's width, judged by the average number of bytes per parameter."""
         return round(self.stored / max(1, self.parameters)) == WIDTH[dtype]
 
     def served(self, dtype: ComputeType) -> int:

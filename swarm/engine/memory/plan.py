@@ -21,14 +21,15 @@ INFERENCE_OVERHEAD = int(3.4 * GIB)
 """Bytes that vLLM takes besides weights and KV cache, even asleep: CUDA, graphs, one chunk of prompts. Measured on an H200 with
 0.6B."""
 TRAINER_OVERHEAD = GIB
-"""Bytes of CUDA itself, its libraries' working memory, and kernels."""
+"""Bytes that CUDA itself, its libraries' working memory and kernels take in the trainer."""
 _SPARE_SHARE = 0.03
 """Share of the card lost to fragmentation."""
 _MOST_SEQUENCES = 256
 _LEAST_SEQUENCES = 8
 """Minimum number of sequences sampled together: with fewer, sampling is too slow to be worth it."""
 _SHORT = 4
-"""Most calls have at most the maximum length divided by this; the number of sequences and the minimum KV cache assume such calls."""
+"""Most calls are assumed to be no longer than the maximum length divided by this; the number of sequences and the minimum KV cache
+depend on it."""
 _KV_SHARE = 4
 _LEAST_KV, _USUAL_KV = GIB // 2, 16 * GIB
 MOST_TOKENS = 32_768
@@ -190,7 +191,7 @@ class Plans:
         return said
 
     def advice(self, lora: LoraSpec | None) -> str:
-        """Return what would make room."""
+        """Return advice on how to make these weights fit."""
         shorter = self.wishes.model_len // 2
         options = []
         if self.wishes.sleep is False:
@@ -226,8 +227,7 @@ def planned(name: str, card: int, shape: ModelShape, wishes: Wishes) -> Plans:
     """Divide a card.
 
     `card` is the total memory in bytes, not the free memory. The result depends only on the card, the model and the wishes, which
-    include
-    host memory.
+    include host memory.
     """
     made = {
         lora: next((plan for plan in _divisions(card, shape, wishes, lora) if _fits(plan, wishes)), None)

@@ -16,16 +16,16 @@ _MOMENTS = 2 * _WHOLE
 CHUNK_LOGITS = 32_000_000
 """Maximum number of logits held at a time, in the compute dtype: 64 MB in bfloat16."""
 GPU_LOGITS = 4 * CHUNK_LOGITS
-"""As CHUNK_LOGITS, for a GPU, which processes all of them together."""
+"""CHUNK_LOGITS for a GPU, which processes a whole chunk together."""
 BLOCK_LOGITS = 3_200_000
 """Maximum number of logits processed in float32 at a time on the CPU, so that intermediate results stay in the cache."""
 CHUNK_GRADIENT = 2_000_000
-"""Number of entries of the output weight's gradient that are added at a time on the CPU, so that products stay in the cache
-(CHUNK_LOGITS on a GPU). This avoids a second gradient of its size."""
+"""Number of entries of the output weight's gradient to compute and add at a time, so that products stay in the CPU's cache; on a GPU,
+CHUNK_LOGITS. Working in parts avoids a second tensor of the gradient's size."""
 OPTIMIZED_TOGETHER = 64_000_000
 """Number of parameters that the optimizer steps together on a GPU; meanwhile it also holds their old values and offloaded moments."""
 _KEY_COPIES = 2
-"""Copies of each key and value on a GPU, where much-read blocks are duplicated; up to four in the worst case."""
+"""Assumed copies of each key and value on a GPU, where blocks with many readers are duplicated; the worst case is four."""
 _MASK_WIDTH = 2
 """Bytes per query and key of the CPU's attention mask."""
 FEWEST_TOKENS = 256
@@ -72,7 +72,7 @@ class TrainerMemory:
 
     @property
     def weights(self) -> int:
-        """Weights for computation, unless these are the hosted weights themselves; also adapters and their initial values."""
+        """Weights used for computation, except hosted weights used as they are; also adapters and their initial values."""
         if self.training.lora is None:
             return _WHOLE * self.shape.parameters
         matrices = self.shape.matrices + self.shape.embeddings

@@ -35,7 +35,7 @@ _DATA = b"data: "
 _JSON = {"content-type": "application/json"}
 _CONNECT_S = 10.0
 _PATIENT = ClientTimeout(total=None, sock_connect=_CONNECT_S)
-"""No time limit for an answer."""
+"""Time limits for sampling: only for connecting, none for the answer."""
 _LOADED_BYTES_PER_S = 100_000_000
 """Rate at which a slow machine loads or hashes weights; two cores with fast memory are five times as fast."""
 _MOVE_S = 60.0
@@ -104,7 +104,7 @@ class VllmClient:
             return False  # not listening yet
 
     async def render(self, dialect: Dialect, body: dict[str, Any]) -> list[int]:
-        """Return the token ids that the template makes of a request; for a text completion, those of its only prompt."""
+        """Return the token ids of a request rendered with the chat template; for a text completion, those of its only prompt."""
         answer = await self._post(PATHS[dialect] + "/render", body)
         (rendered,) = answer if isinstance(answer, list) else [answer]
         return list(rendered["token_ids"])

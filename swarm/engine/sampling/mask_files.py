@@ -21,7 +21,7 @@ FOLDER_VARIABLE: Final = "SWARM_SAMPLING_MASKS"
 FLAG: Final = "swarm_masks"
 """Extension argument (`vllm_xargs`) of a request that wants masks."""
 HEAD: Final = struct.Struct("<II")
-"""Token index, and length of the token's row."""
+"""Header of a record: index of the token, and length of its row."""
 
 
 def mask_folder(socket: Path) -> Path:
@@ -31,7 +31,7 @@ def mask_folder(socket: Path) -> Path:
 
 @dataclass(slots=True)
 class _Rows:
-    """What has been read of one choice's file."""
+    """The rows read so far from the file of one choice."""
 
     path: Path
     read: int = 0
@@ -39,14 +39,14 @@ class _Rows:
 
 
 class MaskFiles:
-    """The files of one request."""
+    """Reads the mask files of one request."""
 
     def __init__(self, folder: Path, request_id: str) -> None:
         self._folder = folder
         self._request_id = request_id
         self._choices: dict[int, _Rows] = {}
         self._same: dict[bytes, bytes] = {}
-        """Equal rows are stored once."""
+        """Each distinct row, so that equal rows share memory."""
 
     def rows(self, choice: int, start: int, end: int) -> list[bytes]:
         """Return the rows of the tokens [start, end) of a choice; empty if any of them is unknown."""
@@ -62,8 +62,8 @@ class MaskFiles:
         return rows if all(rows) else []
 
     def remove(self, in_flight: Collection[str]) -> None:
-        """Remove the files of this finished request, and late files of cancelled ones. `in_flight` has the requests that are still
-        running."""
+        """Remove the files of all requests that are not in `in_flight`: of this finished one, and of cancelled ones that were written
+        late."""
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
                 if own_id(path.name)[1] not in in_flight:

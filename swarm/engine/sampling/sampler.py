@@ -25,13 +25,13 @@ from swarm.protocol.episodes import VersionSpan, WeightsVersion
 
 @dataclass(slots=True)
 class CallInFlight:
-    """One request to the engine. `changes` has the later weights versions, each with the index of its first token (by choice)."""
+    """One request to the engine. `changes` has each later weights version, with the index of its first token in each choice."""
 
     request_id: str
     first_version: WeightsVersion
     changes: list[tuple[dict[int, int], WeightsVersion]] = field(default_factory=list)
     _unchanged: dict[int, VersionSpan] = field(default_factory=dict)
-    """Spans of events sampled by the first weights, by number of tokens. They are cached because a stream has thousands of events."""
+    """By number of tokens: the span of an event sampled by the first weights. Cached, because a stream has thousands of events."""
 
     def spans(self, choice: int, start: int, end: int) -> list[VersionSpan]:
         """Return the versions of the sampled tokens [start, end) of a choice, with positions counted from `start`."""
@@ -78,10 +78,9 @@ class WeightSpans:
     def change(self, version: WeightsVersion, sampled_counts: dict[str, int]) -> None:
         """Record a change of weights.
 
-        `sampled_counts` has the number of tokens that each request had sampled before, by the engine's id. A call unknown to the engine
-        has
+        `sampled_counts` maps the engine's request ids to the number of tokens sampled before the change. A call that is not in it has
         not begun: all its tokens will come from the new weights. (A finished call was answered during the pause, before this method
-            ran.)
+        ran.)
         """
         found: dict[str, dict[int, int]] = {}
         for engine_id, count in sampled_counts.items():

@@ -31,9 +31,9 @@ _BLOCK_TOKENS = 32
 """Tokens per block; prompts share whole blocks of computed tokens. vLLM's 128 on the CPU is longer than most shared prompts of a
 group."""
 _PROCESS_BYTES: dict[Device, int] = {"cpu": int(1.2 * GIB), "cuda": 3 * GIB}
-"""Bytes of Python with torch and vLLM, before any weights; on a GPU, of two processes with CUDA's libraries."""
+"""Bytes of a Python process with torch and vLLM, before any weights; on a GPU, of two processes with CUDA's libraries."""
 _LOADING_BYTES = GIB // 2
-"""Bytes for weights on their way to a GPU: they pass through host memory, one tensor at a time."""
+"""Bytes of host memory for loading weights to a GPU: they pass through it one tensor at a time."""
 _LEAST_KV_BYTES = GIB // 2
 _MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
 NO_BLOCKS = "No available memory for the cache blocks"
@@ -77,7 +77,7 @@ _CPU_FLAGS = [
     *("--ir-op-priority", json.dumps({"rms_norm": [CPU_NORMS], "fused_add_rms_norm": [CPU_NORMS]})),
     *("--kv-transfer-config", json.dumps(_PROMPT_TAILS)),
 ]
-"""Only for the CPU: a GPU has its own kernels, block sizes and graphs, and its engine core does not compete for CPU cores."""
+"""Flags only for the CPU: a GPU has its own kernels, block sizes and graphs, and its engine core does not compete for CPU cores."""
 _GPU_FLAGS = ["--enable-chunked-prefill", "--gpu-memory-utilization", "0.01"]
 """Without the utilization flag, vLLM refuses to start unless nine tenths of the device are free, but the trainer shares the device.
 --kv-cache-memory-bytes determines the actual memory."""
@@ -113,7 +113,7 @@ class VllmSettings:
     index: int = 0
     """Index of the device within its kind, from 0."""
     replicas: int = 1
-    """Number of such children. Children on one CPU share its cores."""
+    """Number of vLLM children that the engine runs. Children on one CPU share its cores."""
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     """Maximum number of sequences sampled together; None: 64 on the CPU, 256 on a GPU."""
@@ -121,8 +121,8 @@ class VllmSettings:
     dtype: ComputeType | None = None
     """Compute dtype; None: the fast one on this device."""
     kv_cache_bytes: int | None = None
-    """None: room for every sequence at full length, between 0.5 and 2 GiB (on a GPU up to 16), but always enough for one. On a GPU, a
-    plan sets it."""
+    """Size of the KV cache in bytes. None: room for every sequence at full length, between 0.5 and 2 GiB (on a GPU up to 16), but
+    always enough for one. On a GPU, a plan sets it."""
     sleep_mode: bool = False
     """On a GPU: whether the child can release its memory and allocate it again."""
 
@@ -210,14 +210,14 @@ class VllmSettings:
         return _PROCESS_BYTES["cpu"] + 2 * weights + self.kv_bytes
 
     def least_memory(self) -> int:
-        """Return the minimum bytes, with weights loaded and almost no requests; with less, booting is hopeless."""
+        """Return the minimum bytes of host memory for booting: weights loaded, almost no requests."""
         if self.device == "cuda":
             return self.memory_needed()
         weights = self.shape.served(self.compute_dtype)
         return _PROCESS_BYTES["cpu"] + weights + min(self.kv_bytes, _LEAST_KV_BYTES)
 
     def boot_s(self) -> float:
-        """Return the seconds until it serves on an idle machine: imports, then reading the weights."""
+        """Return the estimated seconds until the child serves on an idle machine: imports, then reading the weights."""
         return _IMPORTS_S + self.shape.stored / _READ_BYTES_PER_S
 
     def check_memory(self) -> None:
@@ -225,7 +225,7 @@ class VllmSettings:
         check(self.model_name, self.memory_needed())
 
     def command(self, socket: Path, adapter: ServedAdapter | None = None) -> ChildCommand:
-        """Return the child that serves at `socket`. If there is an adapter, it is served under the model's name.
+        """Return the command for a child that serves at `socket`. An adapter, if given, is served under the model's name.
 
         The child's temporary files, including further sockets, are in the socket's directory and are removed with it.
         """
@@ -266,7 +266,8 @@ class VllmSettings:
         return ChildCommand(name=self.child_name, argv=argv, env=env, log_path=self.log_path)
 
     def _program(self) -> tuple[str, dict[str, str]]:
-        """Return the module that serves, and its environment. Threads that are not bound to cores may start before the core does."""
+        """Return the server module to run, and its environment. If threads are not bound to cores, they may start before the engine
+        core, so the server can fork it."""
         env = _compiled_code(os.environ) | child_environment(os.environ, sharing=self._sharing) | REUSE_MEMORY
         env |= self.device_name.environment(os.environ)
         yielding = yielding_threads(os.environ) if self.device == "cpu" else {}
@@ -304,7 +305,8 @@ REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 
 def _compiled_code(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that cache the code that vLLM compiles for this machine; compiling it would add seconds to the first call.
+    """Return variables with which vLLM caches the code that it compiles for this machine; compiling it anew would add seconds to the
+    first call.
 
     They disable precompiled headers, which torch keeps among the temporary files and would rebuild for each child.
     """
@@ -336,7 +338,7 @@ def child_environment(environ: Mapping[str, str], *, sharing: int = 1) -> dict[s
 def _refuse_unlike_rotations(name: str, config: Mapping[str, Any]) -> None:
     """Refuse a model whose dynamic RoPE the trainer and inference would compute differently.
 
-    With RoPE type `dynamic`, both leave positions up to the model's length as they are, except for fields that only vLLM reads.
+    With RoPE type `dynamic`, neither changes positions up to the model's length, unless the config has fields that only vLLM reads.
     Raises: EngineError for a model with such a field.
     """
     rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}

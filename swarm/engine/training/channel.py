@@ -52,7 +52,7 @@ class Train(Message):
 
 
 class WriteCheckpoint(Message):
-    """`best` is the step of a checkpoint to keep besides the newest ones."""
+    """Write a checkpoint. `best` is the step of one to keep besides the newest."""
 
     command: Literal["checkpoint"] = "checkpoint"
     best: int | None = None
@@ -107,7 +107,7 @@ class Failure(Message):
 
     refused: a TrainingRefused.
     run_closed: no run is open, or no longer.
-    storage: an OSError with its number.
+    storage: an OSError; `errno` is its number.
     unusable: a TrainingRefused after which the child must be restarted.
     engine: any other EngineError.
     """
@@ -251,7 +251,7 @@ class Channel:
         return await reply
 
     async def answer(self, command: Command, work: Work, *, expected: Expected, clock: Clock) -> Reply:
-        """Like `ask`, within the time limit of this work. Raises: ConnectionError, ChildHung."""
+        """Like `ask`, but within the time limit that `expected` sets for `work`. Raises: ConnectionError, ChildHung."""
         began = clock.now()
         asked = asyncio.ensure_future(self.ask(command))
         try:

@@ -39,7 +39,7 @@ class BrokenCheckpoint(EngineError):
 
 
 class TrainerState(BaseModel):
-    """What a checkpoint holds besides tensors. `fingerprint` is that of the hosted model that the run began with."""
+    """What a checkpoint holds besides tensors. `fingerprint` identifies the hosted model that the run began with."""
 
     run_id: str
     branch: int
@@ -148,7 +148,7 @@ def _replaced(directory: Path) -> dict[int, Path]:
 
 
 def _remove(directory: Path, step: int) -> None:
-    """Rename first, then remove, so that a partly removed folder is never taken for a checkpoint."""
+    """Remove a checkpoint. Its folder is renamed first, so that a partly removed one is never taken for a checkpoint."""
     doomed = directory / f"{_UNFINISHED}removed-{step}"
     folder_of(directory, step).rename(doomed)
     shutil.rmtree(doomed)

@@ -27,7 +27,7 @@ FACTOR = 3.0
 _KEPT = 8
 """Number of recent durations to remember per kind; the slowest of them counts."""
 GRACE_S = 1.0
-"""Extra seconds at the limit, because this process itself may have been suspended: an answer that has arrived by then counts."""
+"""Extra seconds after a limit, because this process itself may have been suspended: an answer that arrives in this time counts."""
 _TRAINED_PER_S = {"cpu": 40e9, "cuda": 4e12}
 """Floating-point operations per second of a training step."""
 _SAMPLED_PER_S = {"cpu": 120e9, "cuda": 20e12}
@@ -38,7 +38,7 @@ _PASS_OPERATIONS = 2
 _FIXED_TOKENS = 512
 """Fixed cost of a weight update, expressed in tokens."""
 _MOST_SEEN = 8192
-"""Maximum number of tokens in an attention pass, each of which attends to all others; more if one call has more."""
+"""Assumed maximum number of tokens that one token attends to, unless a single call is longer."""
 _DISK_BYTES_PER_S = 50e6
 """Rate of writing to a slow disk with hashing, or of reading from it."""
 _MEMORY_BYTES_PER_S = 100e6
@@ -194,7 +194,8 @@ class ModelWork:
         return imports_s + self._size[1] / _DISK_BYTES_PER_S
 
     def silence_s(self, batched_tokens: int) -> float:
-        """Return how many seconds an inference engine may be silent, from the time that a full batch of prompt tokens takes."""
+        """Return how many seconds an inference engine may be silent: at least `LEAST_LIMIT_S`, and `FACTOR` times the estimate for a
+        full batch of prompt tokens."""
         amount = batched_tokens * self._compared(batched_tokens)
         computed_s = _PASS_OPERATIONS * self.parameters * amount / _SAMPLED_PER_S[self.device]
         return max(LEAST_LIMIT_S, FACTOR * computed_s)

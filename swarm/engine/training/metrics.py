@@ -28,7 +28,8 @@ Item = TypeVar("Item")
 
 @dataclass(slots=True)
 class WeightsChange:
-    """Squared norms, in double precision. `moved` is summed over a step's updates, which may cancel one another."""
+    """Squared norms, in double precision: `before` of the weights before the step, `moved` of their change, summed over the step's
+    updates even if these cancel one another."""
 
     moved: float = 0.0
     before: float = 0.0
@@ -54,7 +55,7 @@ class StepMetrics:
     priced: int = 0
     clipped: float = 0.0
     value_loss: float | None = None
-    """None: there is no critic."""
+    """None if there is no critic."""
     value_explained: float = 0.0
     change: WeightsChange = field(default_factory=WeightsChange)
     kls: list[Tensor] = field(default_factory=list)
@@ -62,7 +63,7 @@ class StepMetrics:
     _mismatches: list[Tensor] = field(default_factory=list)
 
     def add_tokens(self, logp_U: Tensor, entropy_U: Tensor, facts: TokenFacts) -> None:
-        """Add tokens. Tokens sampled from another distribution do not count for the mismatch between trainer and sampler."""
+        """Add tokens' entropies and their mismatch between trainer and sampler; off-policy tokens do not count for the mismatch."""
         self._entropies.append(entropy_U)
         gap_U = (logp_U - facts.recorded_U).abs()
         self._mismatches.append(gap_U if facts.off_policy_U is None else gap_U[facts.off_policy_U == 0])
@@ -77,7 +78,7 @@ class StepMetrics:
             self.kls.append(kl_to_start(logp_U, facts.start_U))
 
     def add_pass(self, tokens: int, clipped: float) -> None:
-        """Add tokens whose loss has been computed; call it for each pass."""
+        """Add the number of tokens whose loss a pass computed, and how many of them were clipped; call it for each pass."""
         self.priced += tokens
         self.clipped += clipped
 

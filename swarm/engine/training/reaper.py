@@ -25,9 +25,10 @@ SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.|torch_|verl_weights_|vllm_dist_)[^
 """Names of shared memory that multiprocessing, torch, verl and vLLM create. Other mapped files are not ours to remove."""
 _SHM = Path("/dev/shm")
 _RUNTIME_NOTE = "__KMP_REGISTERED_LIB_"
-"""Prefix of a file's name; the ids of the process and of its user follow."""
+"""Name prefix of files that Intel's OpenMP runtime leaves in shared memory; the ids of the process and of its user follow."""
 NAMED_BY_PID = ("sem.loky-{pid}-*", f"{_RUNTIME_NOTE}{{pid}}_*")
-"""Shared memory that is mapped under another name (loky's), or no longer mapped once it exists (that of Intel's OpenMP runtime)."""
+"""Shared memory to find by its name, because its mapping does not show it: loky's is mapped under another name, and that of Intel's
+OpenMP runtime does not stay mapped."""
 LOOK_EVERY_S = 10.0
 _KILL_LIMIT_S = 10.0
 
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Set an option that only Linux has; elsewhere the watched file descriptor has to be enough."""
+    """Set a process option that only Linux has; elsewhere, watching the file descriptor has to be enough."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
@@ -114,7 +115,7 @@ def end_session(leader: int, started: int) -> None:
 
 
 def _notes_of_the_dead() -> set[str]:
-    """Return the files that Intel's runtime left for this user's dead processes: one of them died together with its reaper."""
+    """Return the files that Intel's runtime left for dead processes of this user, which include the one that died with its reaper."""
     notes = [(path, path.name.removeprefix(_RUNTIME_NOTE).split("_")) for path in _SHM.glob(f"{_RUNTIME_NOTE}*")]
     return {
         str(path)

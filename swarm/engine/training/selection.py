@@ -101,7 +101,7 @@ def credit(batch: TrainBatch, notes: Mapping[str, CallNotes]) -> dict[str, Credi
 
 
 def episodes_of(batch: TrainBatch) -> Episodes:
-    """Return the batch's episodes in the form that functions over whole updates get."""
+    """Return what functions over a whole update need to know about the batch's episodes."""
     actors = _actors(batch, algorithm_of(batch.spec.algorithm))
     groups: dict[Hashable, int] = {}
     for trajectory in actors.values():
@@ -147,7 +147,7 @@ def _trains_restricted(call: TrainCall, spec: RunSpec) -> bool:
 
 
 def trainable_calls(episode: TrainEpisode, spec: RunSpec) -> list[TrainCall]:
-    """Return the trained calls, without their restrictions if the unrestricted policy is trained."""
+    """Return the episode's trainable calls, without their sampling restrictions if `sampling.train` is policy."""
     calls = [call for call in episode.calls if untrained_reason(call, spec) is None]
     if spec.sampling.train == "policy":
         return [call if call.mask is None else replace(call, mask=None, changes=None) for call in calls]
@@ -155,7 +155,8 @@ def trainable_calls(episode: TrainEpisode, spec: RunSpec) -> list[TrainCall]:
 
 
 def branches(episodes: Sequence[TrainedEpisode], spec: AlgorithmSpec) -> list[Branch]:
-    """Return the calls of the episodes, weighted so that the weights of all their tokens add up to one, except for `constant`.
+    """Return the calls of the episodes, weighted so that the weights of all their tokens add up to one (except with `loss_agg:
+    constant`).
 
     Leaves out calls that cannot move the weights, without changing the weight of the others.
     """
@@ -179,7 +180,8 @@ def branches(episodes: Sequence[TrainedEpisode], spec: AlgorithmSpec) -> list[Br
 
 
 def _units(calls: Sequence[TrainCall], spec: AlgorithmSpec) -> list[int]:
-    """Return which part of the episode each call belongs to, for losses that average over the means of parts."""
+    """Return, for each call, the index of its part of the episode; `loss_agg` says whether a part is a call, a timeline or the
+    episode."""
     match spec.loss_agg:
         case "call":
             return list(range(len(calls)))
@@ -296,7 +298,7 @@ def _rewards(group: TrainGroup, agent: str | None) -> list[float]:
 
 
 def _why_not(episode: TrainEpisode, spec: RunSpec) -> str:
-    """Return why an episode has no trainable call: the reason of the call that came closest."""
+    """Return why an episode has no trainable call: that of the call that came closest to being trainable."""
     reasons = {untrained_reason(call, spec) for call in episode.calls}
     closest = (DropReason.TRUNCATED, DropReason.UNREPRODUCIBLE_SAMPLING, DropReason.GREEDY)
     return next((reason for reason in closest if reason in reasons), DropReason.NO_CALLS).value

@@ -33,11 +33,11 @@ class Learner(Protocol):
 _OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Messages when host memory runs out, or GPU memory outside of torch's allocator, which has its own error class."""
 _DOING = {"open_run": "opening the run", "checkpoint": "writing a checkpoint", "fingerprint": "hashing the weights"}
-"""What a request other than a step does; requests that are not listed bring the weights to inference."""
+"""What a command does, for errors. Except for steps, commands that are not listed bring the weights to inference."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether the error is torch's for running out of host or GPU memory."""
+    """Return whether the error says that torch ran out of host or GPU memory."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

@@ -140,7 +140,7 @@ class ChildProcess:
         return f"was ended by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
 
     def failed(self, what: str) -> ChildFailed:
-        """Return an error whose first line says what happened; the other lines are the end of the log."""
+        """Return an error. Its first line says what happened; the others are the end of the log."""
         return ChildFailed(f"{self.command.name} {what} (log: {self.command.log_path})\n{self.last_lines()}")
 
     async def _ended_within(self, seconds: float) -> bool:

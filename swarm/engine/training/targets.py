@@ -24,7 +24,7 @@ def layer_shapes(model_dir: Path) -> dict[str, tuple[int, int]]:
 
 
 def linear_layers(model_dir: Path) -> frozenset[str]:
-    """Return the names of these layers within their part of the model, such as `q_proj`. Raises: EngineError."""
+    """Return the distinct names of the linear layers without their paths, such as `q_proj`. Raises: EngineError."""
     return frozenset(name.rpartition(".")[2] for name in layer_shapes(model_dir))
 
 

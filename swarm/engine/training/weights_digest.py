@@ -11,7 +11,7 @@ from torch import Tensor
 _STRIDE = 1_000_003
 """Makes the checksum depend on positions, so that it detects swapped values."""
 _SLICE = 1 << 22
-"""Number of tensor elements to process at a time. As 64-bit integers they take eight bytes each, on the device that trains."""
+"""Number of tensor elements to process at a time; as 64-bit integers, each takes eight bytes on the training device."""
 
 
 class WeightsDigest:
@@ -35,7 +35,8 @@ class WeightsDigest:
 
 
 def _sums(tensor: Tensor) -> tuple[int, int]:
-    """Return the sum of the bits as integers, and the sum weighted by position; both wrap alike on every device."""
+    """Return the sum of the bits as integers, and the sum weighted by position; overflow wraps around in the same way on every
+    device."""
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     bits = tensor.detach().contiguous().reshape(-1).view(width)
     sums = torch.zeros(2, device=bits.device, dtype=torch.int64)

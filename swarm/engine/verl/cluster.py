@@ -39,7 +39,7 @@ _ROLE = "actor_rollout"
 
 
 _LOOKS, _LOOK_EVERY_S = 16, 2.0
-"""Number and interval of checks for free devices on a running cluster."""
+"""Number of checks for free devices on a running cluster, and seconds between them."""
 
 
 class ClusterLost(Exception):
@@ -55,8 +55,8 @@ class OutOfMemory(ClusterLost):
 
 
 class Cluster:
-    """Call `start` first. Every other method raises ClusterLost when a rank or replica is gone, and OutOfMemory when a rank ran out
-    of memory. Methods that ask for a sign of life raise ClusterHung when one gives none."""
+    """The ranks and replicas. Call `start` first. Every other method raises ClusterLost when a rank or replica is gone, and OutOfMemory
+    when a rank ran out of memory. `check` and `check_replicas` raise ClusterHung when one does not answer."""
 
     def __init__(self, settings: VerlSettings) -> None:
         self.settings = settings
@@ -215,7 +215,7 @@ class Cluster:
                 self._got([server.wake_up.remote() for server in self._servers])
 
     def send_weights(self, step: int) -> str:
-        """Send weights from ranks to replicas; return their digest. Raises: ClusterLost if they arrived changed, so that nothing
+        """Send the ranks' weights to the replicas; return their digest. Raises: ClusterLost if they arrived changed; then nothing
         samples from them."""
         sent = self._got(self._ranks.send_weights(step, secrets.token_hex(8)))
         received = self._got([server.forget.remote() for server in self._servers])
@@ -227,7 +227,8 @@ class Cluster:
         self._got([server.go_on.remote() for server in self._servers])
 
     def _got(self, references: Sequence[Any], limit_s: float | None = None) -> list[Any]:
-        """Wait for Ray's answers. `limit_s` None: the control process limits its own request, and ends the driver."""
+        """Wait for Ray's answers. `limit_s` None: no limit here, because the control process ends the driver if its request takes too
+        long."""
         with _naming("a part of the cluster"):
             try:
                 return list(ray.get(list(references), timeout=limit_s))

@@ -13,13 +13,15 @@ import torch.distributed
 from swarm.engine.training.session import is_out_of_memory
 
 _WRITER = "inline_container"
-"""Where torch's C++ writes a file. Its errors name it when a disk is full, instead of giving the system's own error."""
+"""C++ file with which torch writes to disk. If the disk is full, torch's error names this file instead of giving the system's own
+error."""
 
 
 def on_all_or_none(work: Callable[[], object]) -> None:
     """Run `work` on every rank, each on its own, and wait for all ranks.
 
-    Barriers within it are skipped: the ranks would wait there for a rank that failed. It must have no other exchange between ranks.
+    Barriers within `work` are skipped: the ranks would wait there for a rank that failed. Otherwise `work` must not communicate between
+    ranks.
     Raises: OSError, torch.OutOfMemoryError or RuntimeError on every rank, with the reason of the first rank that failed.
     """
     failed: Exception | None = None

@@ -18,7 +18,7 @@ _NARROW = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 def verl_config(settings: VerlSettings) -> Any:
-    """Return everything that verl's workers and replicas read."""
+    """Return the complete verl configuration, for its workers and replicas."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer")
     OmegaConf.set_struct(config, False)

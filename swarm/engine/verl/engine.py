@@ -203,7 +203,7 @@ connect."""
 _FIRST_STEP_S = 60.0
 """Extra seconds for a first step, in which groups of ranks connect and kernels are compiled."""
 _NO_BLOCKS = (NO_BLOCKS, "is larger than the available KV cache memory")
-"""vLLM's messages when a replica's share leaves too little for keys and values: of any call, or of the longest one."""
+"""vLLM's messages when a replica's share of memory leaves none for keys and values, or too little for one call of maximum length."""
 _STOP_GRACE_S = 20.0
 """Seconds that a stop may take: Ray needs a while to end its actors on other nodes."""
 
@@ -213,9 +213,8 @@ Found = Callable[[list[Place]], Awaitable[None]]
 class DriverHandle(TrainerHandle):
     """Handle for the driver.
 
-    If the driver does not answer in time, it is ended with its whole cluster, whichever part hangs. `on_places` learns where the
-    replicas
-    of a newly started driver are, before subscribers learn that it is ready.
+    If the driver does not answer in time, it is ended with its whole cluster, whichever part hangs. `on_places` is called with the
+    replicas of a newly started driver, before subscribers learn that it is ready.
     """
 
     def __init__(

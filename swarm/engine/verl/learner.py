@@ -169,8 +169,7 @@ class Learner:
         """Split rows into passes over the ranks, with equally many rows per rank.
 
         verl itself splits packed rows; for padded rows, it counts tokens without the padding, so we split them. Its fused kernels
-        support
-        only one temperature at a time.
+        support only one temperature at a time.
         """
         settings = self._cluster.settings
         fused = settings.fused_kernels is not None
@@ -243,7 +242,7 @@ class Minibatch:
         return torch.argsort(torch.cat([trained(one, one, "call") for one in self.passes]), stable=True)
 
     def _take(self, name: str, value_N: Tensor, place_N: Tensor) -> None:
-        """Add a column to all passes."""
+        """Add the column `name` to all passes. `value_N` has its values, calls concatenated; `place_N` is what `_places` returns."""
         value_U = torch.empty_like(value_N)
         value_U[place_N] = value_N
         parts = value_U.split_with_sizes([_uses(one) for one in self.passes])
@@ -267,7 +266,7 @@ def branches_and_rows(episodes: Sequence[TrainedEpisode], spec: RunSpec) -> tupl
 
 
 def _uses(batch: TensorDict) -> int:
-    """Return how many tokens are trained."""
+    """Return the batch's number of trained tokens."""
     return int(sum(float(row.sum()) for row in batch["loss_mask"].unbind()))
 
 
@@ -357,8 +356,7 @@ def trained(batch: TensorDict, answer: TensorDict, name: str) -> Tensor:
 
 
 def measured(answer: TensorDict) -> dict[str, Any]:
-    """Return what the ranks measured together. All ranks report the same; if they also report on themselves, verl joins the reports in
-    a list."""
+    """Return the ranks' joint metrics. All ranks report the same; if verl returns a list of their reports, take the first."""
     reported = verl_tensors.get(answer, "metrics")
     first: dict[str, Any] = reported[0] if isinstance(reported, list) else reported
     return first

@@ -123,7 +123,7 @@ def _one_blank_layer(model_dir: Path, adapters: LoraSpec) -> dict[str, Tensor]:
 
 
 class Replica(vLLMReplica):  # type: ignore[misc]
-    """One replica, over the devices of its ranks."""
+    """One replica, which samples on the devices of its ranks."""
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)

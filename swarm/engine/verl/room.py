@@ -13,9 +13,9 @@ from swarm.engine.seam import EngineError
 from swarm.engine.verl.settings import VerlSettings
 
 BUCKET_BYTES = 512 << 20
-"""Weights are transferred in parts of this many bytes, in memory that both sides share."""
+"""Size of the memory through which a rank sends weights to its replica, part by part, in bytes."""
 _SHARED_BYTES = 64 << 20
-"""Shared memory of a rank that sends its weights to its replica on the device: NCCL's buffers and vLLM's queues."""
+"""Bytes of shared memory per rank if weights stay on the device: NCCL's buffers and vLLM's queues."""
 _WEIGHT_BYTES = 4
 _MIB = 1 << 20
 
@@ -77,7 +77,7 @@ def require_room(settings: VerlSettings, found: Sequence[Room], *, over_devices:
 
 
 def less_memory(settings: VerlSettings) -> str:
-    """Return advice for a rank that ran out of memory in a run."""
+    """Return advice for when a rank runs out of memory during a run."""
     options = [] if settings.sleep else ["serve with --enable-sleep-mode"]
     options += [f"lower {_share(settings)}", *_offload(settings)]
     if settings.tokens_per_rank > settings.max_model_len:
@@ -92,7 +92,7 @@ def less_memory(settings: VerlSettings) -> str:
 
 
 def less_memory_at_start(settings: VerlSettings, *, no_blocks: bool) -> str:
-    """Return advice for a cluster that ran out of memory while starting. `no_blocks`: the replicas have none for keys and values."""
+    """Return advice for when a cluster runs out of memory while starting. `no_blocks`: replicas have no memory for keys and values."""
     if no_blocks:
         options = [f"raise {_share(settings)}", "raise --verl-tensor-parallel", "lower --max-model-len"]
     else:

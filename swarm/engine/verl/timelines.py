@@ -33,7 +33,7 @@ class Row:
     uses: list[tuple[int, int]] = field(default_factory=list)
 
     def continues(self, branch: Branch) -> bool:
-        """Return whether this branch's prompt begins with the whole row."""
+        """Return whether this branch has the row's temperature, and its prompt begins with the whole row."""
         prompt = branch.call.prompt_ids
         return branch.call.temperature == self.temperature and prompt[: len(self.ids)] == self.ids
 

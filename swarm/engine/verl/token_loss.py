@@ -73,7 +73,7 @@ class TokenLoss:
 
 
 def of_whole_calls(algorithm: Algorithm, facts: TokenFacts, logp_U: Tensor, call_U: Tensor) -> TokenFacts:
-    """Return the facts with the log-ratios of whole calls that the algorithm needs. `call_U` is the index of the call that sampled each
+    """Add to the facts the log-ratios of whole calls that the algorithm needs. `call_U` is the index of the call that sampled each
     token."""
     if algorithm.couples_calls and facts.old_U is not None:
         facts = replace(facts, call_gap_U=_over_calls(logp_U - facts.old_U, call_U, mean=True))

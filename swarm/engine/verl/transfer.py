@@ -12,7 +12,7 @@ _SCHEME = "ipc://"
 
 
 class Sender(Protocol):
-    """A rank's side, as verl defines it; the handle is read when weights are sent."""
+    """verl's sender on a rank; it reads `zmq_handle` when it sends weights."""
 
     zmq_handle: str
 

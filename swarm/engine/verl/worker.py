@@ -64,7 +64,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
     def to_start(self, seed: int, adapters_seed: int, alpha: float | None = None) -> None:
         """Reset to the hosted weights, with new adapters if these are trained, without moments and with a fresh random generator.
 
-        `alpha` is that of the adapters from now on; None: unchanged.
+        `alpha` replaces the adapters' alpha from now on; None keeps it.
         """
         engine = self.actor.engine
         with engine.train_mode(), torch.no_grad():
@@ -86,8 +86,8 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
     def take_optimizer_step(self, learning_rate: float, weight_decay: float, max_grad_norm: float) -> dict[str, float]:
         """Make one optimizer step on the accumulated gradients.
 
-        Returns the norm over all ranks before clipping, and this rank's squared norms of the change of its weights (`moved`) and of its
-        weights before the step. If the norm is not finite, no weight moves.
+        Returns the gradient norm over all ranks before clipping, and this rank's squared norms of the change of its weights (`moved`)
+        and of its weights before the step. If the norm is not finite, no weight moves.
         """
         engine = self.actor.engine
         with engine.train_mode(zero_grad_on_exit=True):
@@ -152,7 +152,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     def alive(self) -> None:
-        """Answer as long as the rank lives."""
+        """Do nothing: the answer shows that the rank is alive."""
 
     def _trained(self) -> dict[str, Any]:
         """Return the trained weights, each split over all ranks."""
@@ -191,7 +191,7 @@ def _shard(weight: Tensor) -> Tensor:
 
 
 def _split_as(weight: Tensor, whole: Tensor) -> Tensor:
-    """Split a tensor, of which each rank has the whole, over the ranks as the weight is split."""
+    """Split `whole`, of which every rank has a copy, over the ranks in the same way as `weight`."""
     whole = whole.to(weight.device)
     if not isinstance(weight, DTensor):
         return whole
