@@ -128,7 +128,7 @@ class _Fault:
 
     @property
     def given(self) -> str:
-        """The value, if showing it helps: not if a validator wrote the message, and not if the value is long."""
+        """The given value, as a suffix to the problem; empty if a validator wrote the message or the value is long."""
         value = self.item["input"]
         short = isinstance(value, str | int | float | bool | None) and len(repr(value)) <= _SHORT
         return f", got {value!r}" if short and self.item["type"] not in _SAID_WITH_VALUE else ""

@@ -70,7 +70,7 @@ class Truncated(Correction):
 
 
 class TruncatedCall(Truncated):
-    """As `Truncated`, with the ratio of the whole call. Source: Liu et al. 2025, "When Speed Kills Stability" (Seq-TIS)."""
+    """Like `Truncated`, but with the ratio of the whole call. Source: Liu et al. 2025, "When Speed Kills Stability" (Seq-TIS)."""
 
     whole_calls = True
 
@@ -89,7 +89,8 @@ class Masked(Correction):
 
 
 class MaskedCall(Masked):
-    """As `Masked`, with the ratio of the whole call (Seq-MIS; TRL: `sequence_mask`): a call is trained completely or not at all."""
+    """Like `Masked`, but with the ratio of the whole call (Seq-MIS; TRL: `sequence_mask`): a call is trained completely or not at
+    all."""
 
     whole_calls = True
 

@@ -138,7 +138,7 @@ class Answer:
     def __init__(
         self, dialect: Dialect, body: Json, prompt_ids: list[int], max_model_len: int, *, created: int, number: int
     ) -> None:
-        """`number` makes the answer's id unique."""
+        """Check the request's parameters. `number` makes the answer's id unique. Raises: RequestRefused."""
         self._chat = dialect == "chat.completions"
         self._body, self.prompt_ids, self.drafts = body, prompt_ids, list[Draft]()
         self._head = {

@@ -30,7 +30,7 @@ NAME = "prefix_tree"
 _TILE, _LONG_TILE = 64, 128
 """Queries per tile: larger tiles for long paths, because they share more keys."""
 _LONG = 512
-"""Minimum number of tokens of a long path."""
+"""A path with at least this many tokens is long."""
 _SCORES = 1 << 20
 """Maximum number of scores held at a time: 2 MB in bfloat16, so that they stay in the cache."""
 _COPIES = 1 << 20

@@ -33,7 +33,7 @@ _LOOK_EVERY_S = 0.01
 
 
 class _Place(NamedTuple):
-    """A weight's place in the shared tensor. `start` is its offset in bytes."""
+    """Layout of one weight in the shared tensor. `start` is its offset in bytes."""
 
     name: str
     dtype: torch.dtype

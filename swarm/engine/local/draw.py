@@ -21,8 +21,9 @@ def draw(logprobs_BV: Tensor, noise: Tensor) -> Tensor:
     noise: independent, exponentially distributed numbers, [B, noises(V)].
 
     Each choice is an exponential race: each weight is divided by an exponentially distributed number, and the largest quotient wins.
-    Each weight then wins with its own probability (Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006). Rounding
-    that moves a probability a little hardly ever changes the choice; with a search in cumulative probabilities it would.
+    Each weight then wins with probability proportional to it (Efraimidis and Spirakis, Weighted random sampling with a reservoir,
+    2006). Rounding that moves a probability a little hardly ever changes the choice; with a search in cumulative probabilities it
+    would.
     """
     rows, size = logprobs_BV.shape
     blocks = noises(size) - _BLOCK

@@ -1,7 +1,7 @@
 """vLLM's own server for the CPU, with an engine core that is forked from it. Run it as a module, with vLLM's arguments.
 
 On the CPU, vLLM spawns its core, which imports everything again; elsewhere it forks. vLLM spawns so that the core loads a thread
-library before all others. Here the server itself has loaded it (`threads.yielding_threads`), and Intel's library survives a fork,
+library before all others. Here the server itself has loaded it (`machine.yielding_threads`), and Intel's library survives a fork,
 unlike GNU's.
 """
 

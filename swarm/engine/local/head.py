@@ -20,7 +20,8 @@ _LANES = 32
 """Chunks and blocks have a multiple of this many heads; other sizes make matrix products up to a quarter slower."""
 
 Price = Callable[[Tensor, Tensor, slice], Tensor]
-"""Computes the loss, a scalar, from logp_U, entropy_U and the slice of uses that they belong to. Gradients flow into the first two."""
+"""Function that computes the loss, a scalar, from logp_U, entropy_U and the slice of uses that they belong to. Gradients flow to logp_U
+and entropy_U."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,7 +203,7 @@ class Replicas:
                 raise outcome
 
     async def publish_over_device(self, transfer: DeviceTransfer, version: WeightsVersion) -> bool:
-        """As `VllmInference.publish_over_device`, for an engine with a single replica."""
+        """Like `VllmInference.publish_over_device`; only for a single replica."""
         (only,) = self._replicas
         published = await only.inference.publish_over_device(transfer, version)
         only.held.clear()

@@ -55,9 +55,9 @@ class Restrictions:
     def __init__(self, segment: Segment, branches: Sequence[Branch], device: torch.device | None) -> None:
         self._changed: dict[int, _Changed] = {}
         self._only: dict[int, Tensor] = {}
-        """By head: all tokens that could be sampled."""
+        """By head: the only tokens that could be sampled."""
         self._without: dict[int, Tensor] = {}
-        """By head: all tokens that could not be sampled."""
+        """By head: the only tokens that could not be sampled."""
         self._vocabulary = 0
         """Size of the sampler's vocabulary if `_without` is not empty; the model may have more rows."""
         self._bits: dict[int, int] = {}

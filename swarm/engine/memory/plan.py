@@ -23,7 +23,7 @@ INFERENCE_OVERHEAD = int(3.4 * GIB)
 TRAINER_OVERHEAD = GIB
 """Bytes that CUDA itself, its libraries' working memory and kernels take in the trainer."""
 _SPARE_SHARE = 0.03
-"""Share of the card lost to fragmentation."""
+"""Share of the card that plans leave free, for fragmentation."""
 _MOST_SEQUENCES = 256
 _LEAST_SEQUENCES = 8
 """Minimum number of sequences sampled together: with fewer, sampling is too slow to be worth it."""
@@ -45,7 +45,7 @@ class Wishes:
     offload: whether to keep moments and initial weights in host memory.
     utilization: share of the card for inference, including its weights, as vLLM counts it.
     apart: whether the trainer has its own card of the same size.
-    memory: bytes of host memory left after inference's processes; None: enough.
+    memory: bytes of host memory left after inference's processes; None: assume that there is enough.
     """
 
     model_len: int
@@ -85,7 +85,7 @@ class CardPlan:
 
     @property
     def memory(self) -> TrainerMemory:
-        """The trainer's memory."""
+        """Memory of the plan's trainer."""
         return TrainerMemory(self.shape, self.training)
 
     @property

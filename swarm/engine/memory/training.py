@@ -170,7 +170,7 @@ class TrainerMemory:
 
     @property
     def _rows(self) -> int:
-        """Memory of the rows of the output weight's gradient that are computed before they are added to it."""
+        """Memory for the rows of the output weight's gradient that are computed together and then added to it."""
         rows = CHUNK_LOGITS if self.training.on_gpu else CHUNK_GRADIENT
         return self._width * min(self.shape.table, rows) if self.training.lora is None else 0
 

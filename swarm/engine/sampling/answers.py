@@ -46,7 +46,7 @@ def chat_body(body: dict[str, Any], *, model: str, request_id: str, prompt_ids: 
 
 
 def text_body(body: dict[str, Any], *, model: str, request_id: str, prompt_ids: list[int] | None) -> dict[str, Any]:
-    """As `chat_body`, for a text completion."""
+    """Like `chat_body`, but for a text completion."""
     ours = {"model": model, "request_id": request_id, "logprobs": body.get("logprobs") or 0}
     if prompt_ids is not None:
         ours["prompt"] = prompt_ids

@@ -62,8 +62,8 @@ class MaskFiles:
         return rows if all(rows) else []
 
     def remove(self, in_flight: Collection[str]) -> None:
-        """Remove the files of all requests that are not in `in_flight`: of this finished one, and of cancelled ones that were written
-        late."""
+        """Remove the files of all requests that are not in `in_flight`: this one, which has finished, and cancelled ones whose files
+        appeared late."""
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
                 if own_id(path.name)[1] not in in_flight:

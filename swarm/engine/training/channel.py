@@ -61,7 +61,7 @@ class WriteCheckpoint(Message):
 class Export(Message):
     """Local: write the current weights to `file`, under the names of the hosted checkpoint.
 
-    Adapters are written without the weights they adapt, under peft's names, and their configuration next to them.
+    Adapters are written without the weights they adapt, under peft's names, with their configuration next to them.
     """
 
     command: Literal["export"] = "export"

@@ -1,7 +1,7 @@
 """How long a request to a child may take: three times its expected time on this machine, and at least 30 s.
 
-The estimate comes from earlier requests of the same kind. For the first one, it is the amount of computation at the rates of
-a slow laptop in float32 (two cores, no AVX-512). Reads only headers and configuration; imports neither torch nor vllm.
+The estimate comes from earlier requests of the same kind. For the first one, it is the amount of computation divided by the speed of a
+slow laptop in float32 (two cores, no AVX-512). Reads only headers and configuration; imports neither torch nor vllm.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _STEP_OPERATIONS = 8
 """Operations per parameter and token: log-probabilities before the step, then forward and backward."""
 _PASS_OPERATIONS = 2
 _FIXED_TOKENS = 512
-"""Fixed cost of a weight update, expressed in tokens."""
+"""Fixed cost of a weight update, as the number of tokens that cost as much."""
 _MOST_SEEN = 8192
 """Assumed maximum number of tokens that one token attends to, unless a single call is longer."""
 _DISK_BYTES_PER_S = 50e6
-"""Rate of writing to a slow disk with hashing, or of reading from it."""
+"""Bytes per second that a slow disk writes while we hash them, or reads."""
 _MEMORY_BYTES_PER_S = 100e6
-"""Rate of converting, hashing and writing to memory."""
+"""Bytes per second that are converted, hashed and written to memory."""
 _KEPT_BYTES = 12
 """Bytes per parameter in a checkpoint: the weight and two moments in float32."""
 _WEIGHT_BYTES = 4
@@ -194,8 +194,8 @@ class ModelWork:
         return imports_s + self._size[1] / _DISK_BYTES_PER_S
 
     def silence_s(self, batched_tokens: int) -> float:
-        """Return how many seconds an inference engine may be silent: at least `LEAST_LIMIT_S`, and `FACTOR` times the estimate for a
-        full batch of prompt tokens."""
+        """Return how many seconds an inference engine may be silent: `FACTOR` times the estimate for a full batch of prompt tokens, but
+        at least `LEAST_LIMIT_S`."""
         amount = batched_tokens * self._compared(batched_tokens)
         computed_s = _PASS_OPERATIONS * self.parameters * amount / _SAMPLED_PER_S[self.device]
         return max(LEAST_LIMIT_S, FACTOR * computed_s)

@@ -1,6 +1,6 @@
 """Selects what a batch trains: episodes, advantages, weights and minibatches. Also says why other episodes are not trained.
 
-Pure arithmetic on rewards, without tensors or the meaning of tokens.
+Pure arithmetic on rewards; knows neither tensors nor what tokens mean.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def _rewards(group: TrainGroup, agent: str | None) -> list[float]:
 
 
 def _why_not(episode: TrainEpisode, spec: RunSpec) -> str:
-    """Return why an episode has no trainable call: that of the call that came closest to being trainable."""
+    """Return why an episode has no trainable call: the reason of the call that came closest to being trainable."""
     reasons = {untrained_reason(call, spec) for call in episode.calls}
     closest = (DropReason.TRUNCATED, DropReason.UNREPRODUCIBLE_SAMPLING, DropReason.GREEDY)
     return next((reason for reason in closest if reason in reasons), DropReason.NO_CALLS).value

@@ -23,7 +23,8 @@ Found = TypeVar("Found", bound=Checkpoint)
 
 
 class Learner(Protocol):
-    """`half_way` says that a refused step had already moved the weights; these belong to no step and must be restored."""
+    """Makes optimizer steps. `half_way` is True if a refused step has already moved the weights: these belong to no step and must be
+    restored."""
 
     half_way: bool
 
@@ -184,7 +185,7 @@ class TrainingSession(ABC, Generic[Found]):
         """Check that this engine supports the spec. Raises: EngineError."""
 
     def _rest(self) -> None:
-        """Called after each step."""
+        """Called after each step, for engines that free memory between steps."""
 
     @abstractmethod
     def _read(self, directory: Path, step: int) -> Found:

@@ -189,7 +189,7 @@ class BackOff:
     failures: int = 5
     """Number of consecutive failures after which the child is not restarted."""
     first_boot_failures: int = 1
-    """As `failures`, for a child that has never been ready: if it cannot start at all, we give up immediately."""
+    """Like `failures`, but for a child that has never been ready: by default, one failed start is enough to give up."""
     forget_after_s: float = 120.0
     """Once a child has served for this many seconds, its earlier failures no longer count."""
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 class Learner:
     """Makes optimizer steps on the ranks.
 
-    `half_way` says that a refused step had already moved the weights; these belong to no step and must be restored.
+    `half_way` is True if a refused step has already moved the weights: these belong to no step and must be restored.
     """
 
     def __init__(self, cluster: Cluster, clock: Clock, *, pad_token: int) -> None:
