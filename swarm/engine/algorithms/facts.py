@@ -73,7 +73,7 @@ def ratio(logp_U: Tensor, before_U: Tensor) -> Tensor:
 
 
 def nothing_clipped(logp_U: Tensor) -> Tensor:
-    """Return False for every use: `Algorithm.clipped` for algorithms without a clip range."""
+    """Return False for every use. Serves as `Algorithm.clipped` of algorithms without a clip range."""
     return logp_U.exp() < 0.0  # a comparison also works in the echo engine, which has no tensors
 
 

@@ -72,7 +72,7 @@ class Adapters:
 
 
 def drawn(config: Any, spec: LoraSpec, seed: int) -> dict[str, Tensor]:
-    """Return initial adapter weights by their names in a model with this config, without allocating memory for the model's own
+    """Return the initial weights of new adapters for a model with this config, by name. Allocates no memory for the model's own
     weights."""
     from transformers import AutoModelForCausalLM
 

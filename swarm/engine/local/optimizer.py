@@ -200,7 +200,7 @@ class Optimizer:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore moments; they stay in host memory until `begin`.
 
-        Their names identify the optimizer, because the spec may name another one that has not made a step yet.
+        The names of moments tell which optimizer made them; the spec may already name the other one.
         Raises: KeyError if a weight's moments are missing, unless there are no moments at all.
         """
         found: dict[str, dict[str, Tensor]] = {}

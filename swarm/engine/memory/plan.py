@@ -326,7 +326,8 @@ def _least_kv(shape: ModelShape, wishes: Wishes) -> int:
 
 
 def _kv_wanted(plan: CardPlan, wishes: Wishes) -> int:
-    """Return the KV cache for every sequence at full length, limited to a share of a large card so that the trainer keeps enough."""
+    """Return the useful KV cache in bytes: every sequence at full length, but at most `_USUAL_KV` or a quarter of the card, whichever
+    is larger, so that the trainer keeps enough."""
     every = (wishes.sequences or _MOST_SEQUENCES) * wishes.model_len * plan.shape.cached(wishes.dtype)
     return min(every, max(_USUAL_KV, plan.card // _KV_SHARE))
 

@@ -58,7 +58,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class TrainerMemory:
-    """Memory of one model's trainer."""
+    """The memory that one model's trainer needs, in bytes."""
 
     shape: ModelShape
     training: Training

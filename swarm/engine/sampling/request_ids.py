@@ -8,7 +8,7 @@ _ENGINE_ID = re.compile(r"(?:(?P<choice>\d+)_)?(?:chatcmpl-(?P<chat>.+)|cmpl-(?P
 
 
 def own_id(engine_id: str) -> tuple[int, str]:
-    """Return the choice and our request id of an engine's request id.
+    """Extract the choice and our request id from an engine's request id.
 
     `2_chatcmpl-<ours>-<random>` is choice 2 of our request; without a number there is only one choice.
     A text completion is `cmpl-<ours>-0-<random>`: 0 is its first and only prompt.

@@ -114,7 +114,7 @@ class Expected:
     ) -> Result:
         """Wait for the answer within the limit of this work.
 
-        `done` says whether the work was done; durations of refusals are not recorded.
+        `done` returns whether an answer means that the work was done; durations of refusals are not recorded.
         Raises: Unanswered, with `asked` cancelled; what `asked` raises.
         """
         limit_s, began = self.limit_s(work), clock.monotonic()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _STRIDE = 1_000_003
-"""Makes the checksum depend on positions, so that it detects swapped values."""
+"""Period of the factors by which positions are weighted, so that the checksum detects swapped values."""
 _SLICE = 1 << 22
 """Number of tensor elements to process at a time; as 64-bit integers, each takes eight bytes on the training device."""
 
