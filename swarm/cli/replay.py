@@ -54,7 +54,7 @@ def replay_run(args: argparse.Namespace) -> int:
 class _Processor:
     """The processor that computed some weights.
 
-    `threads` is the number of CPU threads; 0 if unknown, or for a GPU. `older` means that an older version trained there, which let MKL
+    `threads` is the number of CPU threads; 0 if unknown, or for a GPU. `older` means that an older version computed them, which let MKL
     add numbers in any order on the CPU.
     """
 
@@ -157,7 +157,7 @@ async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]
 
 
 def _made_elsewhere(run: StoredRun, step: int, processor: _Processor) -> dict[str, str]:
-    """Return an output field with the processor of this step's checkpoint, if it adds numbers in another order, else no field."""
+    """Return where this step's checkpoint was made, as an output field, if it adds numbers in another order; else an empty dict."""
     if ranks_of(run.checkpoints_dir, step):
         return {"recorded_on": "verl"}
     made_on = _recorded_on(run, step) or processor
@@ -167,7 +167,7 @@ def _made_elsewhere(run: StoredRun, step: int, processor: _Processor) -> dict[st
 def _offloads(run: StoredRun, processor: _Processor) -> bool:
     """True if a GPU replay should keep the optimizer moments and initial weights in host memory.
 
-    It does so if there is room, because the run itself may have had to. That affects how many tokens fit on the GPU together, but it
+    It should if there is room, because the run itself may have had to. This affects how many tokens fit on the GPU together, but it
     does not change a step as long as the same tokens are computed together.
     """
     if processor.device != "cuda":

@@ -42,7 +42,7 @@ def _warn(args: argparse.Namespace, report: RunReport) -> None:
 
 
 def exit_code(error: SwarmError) -> int:
-    """Return the exit code for an error. A spec that the server refuses counts as bad usage, like one that is refused here."""
+    """Return the exit code for an error. An invalid spec counts as bad usage, whether the server or this command refused it."""
     return 2 if isinstance(error, InvalidSpec) else 1
 
 
@@ -166,7 +166,7 @@ def quarantine_version(args: argparse.Namespace) -> int:
 
 
 def _unseen(report: RunReport, client_version: str) -> str:
-    """Return a note if no episode has had this quarantined version yet, because it may be misspelt; else an empty string."""
+    """Return a note if no training episode has had this quarantined version yet, because it may be misspelt; else an empty string."""
     seen = list(dict.fromkeys(version.client_version for version in report.versions))
     if client_version in seen:
         return ""

@@ -223,7 +223,7 @@ class CallView:
 
     @property
     def note(self) -> str:
-        """A note about the call's loss; empty for an ordinary call."""
+        """How the call's loss differs from that of an ordinary call; empty if it does not."""
         if self.untrained is not None:
             return f"no loss on its sampled tokens: {self.untrained}"
         if self.restricted is None:

@@ -60,7 +60,7 @@ LEDGER_PAGE = 1000
 ROLLOUT_PATIENCE = Patience(later_s=math.inf, full_s=120.0)
 """For unattended work: retry for as long as the server says to try later, and give people time to free space on a full disk."""
 ABORT_PATIENCE = Patience(connect_s=5.0, later_s=5.0)
-"""Short, because a client that is leaving should not wait. A lost abort does no harm: the lease runs out anyway."""
+"""Patience for aborts. Short, because a client that is leaving should not wait; without the abort, the lease runs out."""
 
 
 class _Tasks(RootModel[list[TaskProgress]]):

@@ -21,10 +21,10 @@ from swarm.protocol.teams import EpisodePreparation, TeamReceipt
 
 RENEWALS_PER_IDLE_LIMIT = 3
 LATE_S = 0.5
-"""How long after a lease's expiry the client checks whether it has really expired, in seconds."""
+"""Seconds after a lease's expiry at which the client checks whether it has really expired."""
 REASON_CHARS = 8_000
 GIVE_BACK_S = 2.0
-"""How long a client that is stopping waits for the response to a request it has already sent, in seconds."""
+"""Seconds that a client that is stopping waits for the response to a request it has already sent."""
 
 Answer = TypeVar("Answer")
 

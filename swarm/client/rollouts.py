@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 FAILING_AT_FIRST = 3
 """If this many tasks in a row fail before any episode has ended, the rollout is considered broken."""
 FAILING_LATER = 10
-"""The same limit once an episode has ended."""
+"""Replaces FAILING_AT_FIRST once an episode has ended."""
 SKIPPED_AT_ONCE = 100
-"""Number of skipped tasks of a stream to pass over before waiting for running episodes."""
+"""Number of skipped tasks in a row after which to wait for a running episode to end."""
 _FAULTS = (Cause.ROLLOUT, Cause.GRADER)
 """Causes for which the user's code is to blame."""
 _Which = tuple[str | None, str]
@@ -109,7 +109,7 @@ class Rollouts:
         self._permits = asyncio.Semaphore(concurrency)
         self._history = _History()
         self._aside: set[_Which] = set()
-        """Tasks whose retries are used up, unless one of their episodes has ended since."""
+        """Tasks whose retries are used up and of which no episode has ended since."""
         self._failing: set[_Which] = set()
         """Tasks that have failed since an episode of any task last ended."""
         self._skipped = 0

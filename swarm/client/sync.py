@@ -235,14 +235,14 @@ class SwarmClient:
     renew = _blocking(asynchronous.SwarmClient.renew)
 
     def statuses(self, wait_s: float = 30.0) -> Iterator[ServerStatus]:
-        """See the async client."""
+        """Yield the current status, then a new one after each change or every `wait_s` seconds without a change."""
         status = self.status()
         while True:
             yield status
             status = self.status(since=status.revision, wait_s=wait_s)
 
     def ledger(self, *, after: str | None = None, **wanted: Unpack[LedgerFields]) -> Iterator[LedgerEntry]:
-        """See the async client."""
+        """Yield the ledger entry of each episode in claim order, as `ledger` of the async client does."""
         while True:
             page = self.ledger_page(after=after, limit=asynchronous.LEDGER_PAGE, **wanted)
             yield from page.entries
@@ -253,7 +253,7 @@ class SwarmClient:
     def episode(
         self, *, task_id: str, idempotency_key: str | None = None, **options: Unpack[EpisodeOptions]
     ) -> Episode:
-        """See the async client."""
+        """Return an episode, which is a context manager. The arguments are those of `episode` of the async client."""
         return Episode(self.inner.episode(task_id=task_id, idempotency_key=idempotency_key, **options), self.thread)
 
     def run_tasks(
@@ -430,7 +430,7 @@ class DaemonThread:
     """A thread that runs one piece of work at a time until it is closed. It does not keep the process from exiting."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread. Errors call its work `name`."""
+        """Start the thread. `name` describes its work in error messages."""
         self._name = name
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()

@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 _SILENT_S = 2.0
 """Time without a response, in seconds, after which a warning is logged."""
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
-"""Statuses that a proxy returns when the server behind it is down. They mean this only if there is no problem document."""
+"""Statuses that a proxy returns when the server behind it is down. A response with a problem document comes from the server itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

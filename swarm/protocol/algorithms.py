@@ -147,7 +147,7 @@ class AlgorithmSpec(ClientModel):
     tau_positive: Positive = 1.0
     """How fast the gradient fades as the ratio moves away from 1, for tokens with a positive advantage."""
     tau_negative: Positive = 1.05
-    """The same for all other tokens."""
+    """How fast the gradient fades as the ratio moves away from 1, for all other tokens."""
     importance_correction: CorrectionName | OwnFunction = "none"
     """Corrects for rollouts sampled in another precision or by older weights. truncated: weight each token by
     min(p_trainer / p_rollout, importance_limit). masked: weight it by the ratio, or by 0 if the ratio is above importance_limit or
@@ -224,7 +224,7 @@ class AlgorithmSpec(ClientModel):
 
 
 def _strangers(field: str, name: str, correction: object) -> list[tuple[str, list[str]]]:
-    """Return the chosen algorithm or correction (or both) if it does not use the field, each with the names that do use it."""
+    """If the algorithm or the importance correction does not use the field, return its name and the names of those that do."""
     found = []
     if not _is_used(field, name):
         found.append((name, [other for other in ALGORITHMS if _is_used(field, other)]))

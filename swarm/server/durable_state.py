@@ -30,7 +30,7 @@ from swarm.server.timers import Timers
 
 T = TypeVar("T")
 POOL = "the pool"
-"""Name of the database in reports that the disk is full."""
+"""Name under which full-disk reports mention the database."""
 
 
 class DurableState:
@@ -56,7 +56,7 @@ class DurableState:
         self.watchers = Watchers(clock, lambda: self.current_status().model_dump(mode="json"))
         self.throughput = Throughput(clock)
         self.doubt = asyncio.Event()
-        """Set when a prepared episode has to ask its decider for the outcome."""
+        """Set when the decider of a prepared episode has to be asked for the outcome."""
         self.reader = store.read
         """Reads the disk in the event loop; only for cheap queries."""
         self._clock = clock
@@ -74,12 +74,12 @@ class DurableState:
             on_end=on_failure,
         )
         self._unwritten: tuple[list[Change], list[str]] = ([], [])
-        """The changes made by a reload and the episodes that it closed; both are written with the next command."""
+        """Changes made by a reload, and the episodes that it closed. They are written along with the next command."""
         self._shown: tuple[object, ...] = ()
         self.server_id = self._first_load(ids)
 
     async def start(self) -> None:
-        """Start the timers: one for whatever expires, one that checks what holds the run up."""
+        """Start both timers: one acts on whatever expires, the other checks every few seconds what the run waits for."""
         self._timers.start()
 
     def check(self) -> None:
@@ -105,15 +105,15 @@ class DurableState:
         return reply
 
     def tell(self, command: Command[T]) -> T:
-        """Apply a command whose reply does not promise that anything is on disk."""
+        """Apply a command and return its reply without waiting for the disk. Only for replies that do not promise durability."""
         return self.apply(command)[0].answer()
 
     async def settled(self) -> None:
-        """Return when everything decided so far is on disk. Codes: storage_full."""
+        """Wait until everything decided so far is on disk. Codes: storage_full."""
         await asyncio.shield(self._commits.last())
 
     async def read(self, query: Callable[[Reader], T]) -> T:
-        """Run a query in a thread, for the training loop or about a run's steps."""
+        """Run a query in a thread. For the training loop, and for queries about a run's steps."""
         return await self._reads.ask(query)
 
     async def search(self, query: Callable[[Reader], T]) -> T:

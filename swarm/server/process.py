@@ -46,7 +46,7 @@ _KEEP_ALIVE_S = 75
 _BACKLOG = 16_384
 """Length of the listen queue, if the system allows it: a client that finds the queue full may wait for minutes."""
 _ACCEPTED_AT_ONCE = 64
-"""Number of listening sockets: uvloop accepts one connection per socket and loop iteration, which is long with many clients."""
+"""Number of listening sockets. uvloop accepts one connection per socket in each loop iteration, which takes long with many clients."""
 _OPEN_FILES = 65_536
 """Limit of open files to ask for: each connection takes one, and many systems default to 1,024."""
 _REQUEST = re.compile(rb"[A-Z]+ \S+ HTTP/1\.[01]\r\n")

@@ -75,12 +75,12 @@ _CLOSING = Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down", retry_a
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A waiting claim, shared by all repetitions of it."""
+    """One waiting claim. All repetitions of the claim share it."""
 
     answer: asyncio.Future[EpisodeGrant]
     claimants: int = 0
     granted: EpisodeGrant | None = None
-    """The grant, if there is one; `answer` gets it once it is on disk."""
+    """The grant, once there is one; `answer` gets it when it is on disk."""
 
 
 class Service(DurableState):
@@ -170,7 +170,7 @@ class Service(DurableState):
             self.log(f"run {run_id}: {note}")
 
     def _began_with(self, run_id: str, spec: RunSpec) -> bool:
-        """True if the run was started with this spec. Digests may differ all the same: an older version had fewer fields."""
+        """True if the run was started with this spec. Compares fields, because an older version's digest covers fewer of them."""
         run = self.state.run
         configs = run.configs if run is not None and run.run_id == run_id else self.reader.configs(run_id)
         try:
@@ -422,11 +422,11 @@ class Service(DurableState):
         raise episodes.lost(row, episode_id)
 
     async def why_lost(self, episode_id: str) -> Refusal:
-        """Return the refusal of a request for an episode that is over."""
+        """Return the error for a request about an episode that is over."""
         return episodes.lost(await self._closed(episode_id), episode_id)
 
     async def _closed(self, episode_id: str) -> EpisodeRow | None:
-        """Read the row of an episode that is not open from disk, after all earlier changes are written; None if unknown."""
+        """Read a closed episode's row from disk, once all earlier changes are written; None if there is no such episode."""
         await self.settled()
         return self.reader.episode(episode_id)
 
@@ -495,7 +495,7 @@ class Service(DurableState):
     # -- calls (for the gateway) --------------------------------------------------------------------------------------
 
     def is_open(self, episode_id: str) -> bool:
-        """Return whether the episode may still have calls: it may until its end is on disk, because a failed write reopens it."""
+        """True if the episode may still have calls. It may until its end is on disk, because a failed write reopens it."""
         return episode_id in self.state.live or episode_id in self.state.closing
 
     def open_call(self, episode_id: str, lease: str) -> OpenCall:
@@ -531,19 +531,19 @@ class Service(DurableState):
         return self.tell(lambda t: episodes.close_call(t, call, records, attempt))
 
     def attempted(self, episode_id: str, attempt: CallAttempt) -> None:
-        """Note the answer to a request that needs no record."""
+        """Note the outcome of a request that is not recorded."""
         self.tell(lambda t: episodes.attempted(t, episode_id, attempt))
 
     def refused(self, episode_id: str, why: str) -> None:
-        """Note that a request was refused because it was bad."""
+        """Note why a bad request was refused."""
         self.tell(lambda t: episodes.refused(t, episode_id, why))
 
     def suspect(self, attempt: CallAttempt, at: float, call_ids: frozenset[str]) -> None:
-        """Note that a client gave up on a recorded call at Unix time `at`: it may turn out that the engine was hanging by then."""
+        """Note that a client gave up on a recorded call at Unix time `at`. We may learn later that the engine was hanging by then."""
         self.tell(lambda t: episodes.suspect(t, attempt, at, call_ids))
 
     def engine_lived(self, at: float) -> None:
-        """Note that the engine was alive at this Unix time, so no hang made clients give up before it."""
+        """Note that the engine was alive at this Unix time, so a hang cannot be why clients gave up earlier."""
         if self.state.situation.lived_at < self.state.situation.suspected_at:  # otherwise no call is under suspicion
             self.tell(lambda t: health.engine_lived(t, at))
 
@@ -680,13 +680,13 @@ class Service(DurableState):
             self.restored(Refusal(ErrorCode.ENGINE_FAILED, reason))
 
     async def ended_evals(self, run_id: str, step: int) -> list[tuple[str, int]]:
-        """Return the task and ordinal of each ended evaluation that counts, at this step. No command runs between query and return."""
+        """Return (task_id, ordinal) of each evaluation at this step whose result counts. No command runs between query and return."""
         await self.settled()
         return self.reader.eval_ordinals(run_id, step)
 
 
 def _pass_on(answer: asyncio.Future[EpisodeGrant], lease: EpisodeGrant, written: asyncio.Future[None]) -> None:
-    """Answer a waiting claim once its grant is on disk."""
+    """Answer a waiting claim once its grant has been written, or with the error if the write failed."""
     if answer.done():
         return
     error = written.exception()

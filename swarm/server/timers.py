@@ -15,7 +15,7 @@ PAUSE_AFTER_FAILED_WRITE_S = 1.0
 
 
 class Timers:
-    """Both timers.
+    """Runs the server's two timers until it is closed.
 
     Args:
         clock: the server's clock.

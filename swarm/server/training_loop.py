@@ -39,7 +39,7 @@ limit (`BackOff.failures`), or a step that kills the trainer would stop the whol
 FIRST_PAUSE_S = 0.5
 STORAGE_PAUSE_S = 2.0
 CHECKPOINTS = "checkpoints"
-"""Name of the checkpoints in reports that the disk is full."""
+"""Name under which full-disk reports mention checkpoints."""
 
 
 class TrainingLoop:
@@ -233,7 +233,7 @@ class TrainingLoop:
         await self._service.carry_out(run_lifecycle.stop)
 
     async def _for_certain(self, command: Command[T]) -> T:
-        """Record something that the engine has already done. If the disk is full, retry until there is room."""
+        """Record something that the engine has already done. Retry until the disk has room."""
         while True:
             try:
                 return await self._service.carry_out(command)
@@ -271,7 +271,7 @@ class TrainingLoop:
         await self._until_ready(self._crashes - 1)
 
     async def _until_ready(self, attempt: int) -> None:
-        """Wait until the engine reports that it is ready. If it still counts as ready, first pause, longer with each `attempt`."""
+        """Wait until the engine reports that it is ready. If it is still marked as ready, pause first, longer with each `attempt`."""
         if self._service.state.situation.engine_ready:
             await self._clock.sleep(FIRST_PAUSE_S * 2**attempt)
         while not self._service.state.situation.engine_ready:
@@ -297,7 +297,7 @@ class TrainingLoop:
         self._service.tell(lambda t: health.enter_phase(t, phase))
 
     def _opened(self, run: Run) -> None:
-        """Note that the engine serves the run's newest step."""
+        """Note that the engine now serves the weights of the run's newest step."""
         self._service.tell(lambda t: health.engine_opened(t, run.run_id, str(self._directory(run))))
 
     @contextmanager

@@ -23,7 +23,7 @@ from swarm.server.state.server_state import ServerState
 _log = logging.getLogger(__name__)
 
 ACTIVE_S = 600.0
-"""A client without a claim, a call or an ended episode for this many seconds no longer counts as active."""
+"""Seconds without a claim, a call or an ended episode after which a client no longer counts as active."""
 SHOWN_S = 7.0
 """Seconds for which we report a weight sync after each step: AgentJet's clients poll every 5 s and see a status up to 1 s old."""
 _BY = "agentjet: clients agreed"
@@ -47,11 +47,11 @@ class AgreedBatches:
         self._lock = asyncio.Lock()
         self._known_run = ""
         self._closing_after: int | None = None
-        """The newest step when the clients agreed: their batch becomes the next one. None while no batch is being closed."""
+        """The newest step when closing began; the batch being closed becomes the step after it. None while no batch is being closed."""
         self._shown_until = 0.0
 
     def began(self, run_id: str) -> None:
-        """Forget the previous run: no client waits for a batch of this new run yet."""
+        """Forget the previous run and its clients, because a new run began."""
         self._known_run, self._closing_after, self._shown_until = run_id, None, 0.0
         self._clients.clear()
 
@@ -82,7 +82,7 @@ class AgreedBatches:
         return None
 
     async def look(self) -> None:
-        """Close a batch or start collecting the next one, if it is time. Does nothing in runs with another method."""
+        """If it is time, close this batch or start the next. Does nothing unless clients close this run's batches."""
         async with self._lock:
             run = pool.current_run(self._service.state)
             if run is not None and self._method() is not None and self._service.state.serving:

@@ -24,7 +24,7 @@ RULES = {
 }
 """Maps AgentJet's method of collecting samples to our batch rule."""
 CLOSED_BY_CLIENTS = ("rollout_until_any_client_agree_sync_weight", "rollout_until_all_clients_agree_sync_weight")
-"""Methods with which a batch holds whatever was collected when the clients agreed; see `agreed`."""
+"""Methods with which clients close a batch: it holds whatever was collected when they agreed; see `agreed`."""
 METHOD_LABEL = "agentjet_method"
 """The run label that names the collection method."""
 GROUP_PATIENCE_S = 600.0
@@ -52,7 +52,7 @@ _OURS = {
 
 
 def run_spec(text: str, info: EngineInfo) -> RunSpec:
-    """Build the spec for a job's YAML, which is complete, as AgentJet's client sends it, or has only the non-default settings.
+    """Build the spec from a job's YAML. The YAML is complete, as AgentJet's client sends it, or has only the non-default settings.
 
     Raises: Refusal(invalid_spec) that names AgentJet's key.
     """
@@ -92,7 +92,7 @@ def run_spec(text: str, info: EngineInfo) -> RunSpec:
 
 
 def all_the_pool_holds(batch: BatchSpec) -> int:
-    """Return the number of groups per step for a run whose batches clients close, until a client agrees."""
+    """Return the number of groups that fit in the pool. If clients close a run's batches, it asks for this many until they agree."""
     return batch.max_pool_episodes // batch.group_size
 
 
@@ -164,7 +164,7 @@ def _parameters(job: _Job) -> Any:
 
 
 class _Job:
-    """The `ajet` settings of a job. A null or missing setting has its default. Raises: Refusal(invalid_spec)."""
+    """The `ajet` settings of a job. Settings that are missing or null take their defaults. Raises: Refusal(invalid_spec)."""
 
     def __init__(self, text: str) -> None:
         try:

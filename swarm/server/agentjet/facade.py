@@ -282,7 +282,7 @@ class AgentJet:
         return granted.episode_id, granted.api_key
 
     def _fail_cause(self, refusal: Refusal) -> str:
-        """Return the reason for a refused claim, in the words that make AgentJet's client wait correctly."""
+        """Return the reason for a refused claim. If a retry may succeed, use a text on which AgentJet's client waits."""
         if refusal.code not in (ErrorCode.DRAINING, ErrorCode.NOT_ROLLING, ErrorCode.MIX_FULL):
             return refusal.detail
         status = self._status()

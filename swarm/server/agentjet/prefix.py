@@ -35,7 +35,7 @@ class PrefixFault(SwarmError):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Prefixes:
-    """The admin's and the client's secret. The admin can also start and stop runs. `AT_ROOT` means that there are no secrets."""
+    """The secret prefixes of admin and clients. An admin can also start and stop runs. `AT_ROOT` means that there are no secrets."""
 
     admin: str
     client: str

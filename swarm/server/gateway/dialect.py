@@ -49,7 +49,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
-        """Translate into the engine's requests, one for each prompt. `earlier` holds the episode's calls so far."""
+        """Translate a request into the engine's requests, one for each prompt. `earlier` holds the episode's calls so far."""
 
     @abstractmethod
     def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
@@ -135,7 +135,7 @@ def check_sampling(body: JsonObject, prompts: int = 1) -> None:
 
 
 def _refuse_former_fields(body: JsonObject) -> None:
-    """Refuse fields that vLLM used to read and now ignores: it would not restrict the answer."""
+    """Refuse the `guided_*` fields of older vLLM versions. vLLM now ignores them, so the answer would be unrestricted."""
     for kind in ("json", "regex", "choice", "grammar"):
         if body.get(f"guided_{kind}") is not None:
             raise bad_request(
@@ -144,7 +144,7 @@ def _refuse_former_fields(body: JsonObject) -> None:
 
 
 def no_prefill(parameter: str) -> RequestRefused:
-    """Return the refusal of a request whose client wrote the beginning of the answer."""
+    """Return the error for a request in which the client wrote the beginning of the answer."""
     text = (
         "this server does not continue an answer that the client began: prompts must be exactly what the model's own "
     )

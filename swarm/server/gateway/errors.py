@@ -42,12 +42,12 @@ class ErrorAnswer:
 def refused(
     status: int, message: str, kind: str, parameter: str | None = None, *, code: str | None = None
 ) -> RequestRefused:
-    """Return the refusal of a request that no engine has seen. `kind` is vLLM's name for the error; `code` is OpenAI's, if any."""
+    """Return the error for a request that we refuse ourselves. `kind` is vLLM's name for the error; `code` is OpenAI's, if any."""
     return RequestRefused(status, {"error": {"message": message, "type": kind, "param": parameter, "code": code}})
 
 
 def unknown_model(wanted: str, hosted: str) -> RequestRefused:
-    """Return the refusal of a request for a model that this server does not host."""
+    """Return the error for a request that names a model which this server does not host."""
     text = (
         f"The model `{wanted}` does not exist; this server hosts `{hosted}`. Ask for `{hosted}` or `{POLICY_MODEL}`, "
         "and append `@agent` to name an agent."
@@ -76,7 +76,7 @@ def answer_of(error: SwarmError) -> ErrorAnswer:
 
 
 def fault() -> Refusal:
-    """Return the only thing that a client learns about an internal error."""
+    """Return the generic error that clients get for an internal error; only the log has details."""
     return Refusal(ErrorCode.SERVER_FAULT, "the server failed on this request; its log says why")
 
 
@@ -90,7 +90,7 @@ def anthropic_body(status: int, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_our_code(status: int, body: dict[str, Any]) -> dict[str, Any]:
-    """Set our error code in the body, unless it has one of OpenAI's. vLLM puts the HTTP status there."""
+    """Replace the HTTP status that vLLM sets as the error code by our code. Keep the code if it is one of OpenAI's."""
     error = body.get("error")
     if not isinstance(error, dict) or isinstance(error.get("code"), str):
         return body

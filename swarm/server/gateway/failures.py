@@ -27,10 +27,11 @@ Answer = TypeVar("Answer")
 ENGINE_WAIT_S = 180.0
 """Seconds that a request waits for a crashed engine to come back before the request fails."""
 FAILING_S = 15.0
-"""Seconds for which we retry a request that fails while its engine runs: a crash shows in the engine's health much sooner."""
+"""Seconds for which we retry a request that fails although the engine runs. A crash would show in the engine's health much sooner."""
 _AGAIN_AFTER_S = 0.25
 CRASH_UNNOTICED_S = 5.0
-"""We blame a crash if a client gave up at most this many seconds before we noticed it, with no token sampled in between."""
+"""Seconds that a crash may go unnoticed: we blame it for clients that gave up at most this long before we noticed it. With a single
+replica, only for those that gave up after its last sampled token."""
 _LOG = logging.getLogger(__name__)
 _MARK_AGAIN_S = 2.0
 _LEFT_AT_MOST = 10_000
@@ -40,7 +41,7 @@ _Reason = Literal["engine_down", "engine_hung", "refused", "cut_off"]
 
 @dataclass(slots=True)
 class Progress:
-    """A request's progress. `outage` is the engine's last crash during it; `shown` says whether the client got any output."""
+    """A request's progress. `outage` is the last engine crash that it ran into; `shown` says whether the client got any output."""
 
     outage: EngineDown | None = None
     shown: bool = False
@@ -68,18 +69,18 @@ class KeptCall:
 
 @dataclass(slots=True)
 class Patience:
-    """How long to retry one request. Times are monotonic. Since `failing_since` the request has failed although its engine ran."""
+    """How long to retry one request, in monotonic time. `failing_since` is when it began to fail although the engine runs."""
 
     give_up_at: float
     failing_since: float | None = None
 
 
 class KeepsFailing(RequestFailed):
-    """The engine was running, yet it failed every try of a request for `FAILING_S` seconds."""
+    """Every try of the request failed for `FAILING_S` seconds, although the engine was running."""
 
 
 class EngineWait:
-    """Waits for a crashed engine to come back, while that can still help."""
+    """Waits for a crashed engine to come back, as long as a request's time limit allows."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -94,7 +95,7 @@ class EngineWait:
             self._ready.clear()
 
     def patience(self) -> Patience:
-        """Return the patience for a request that begins now."""
+        """Return the retry limits of a request that begins now."""
         return Patience(self._clock.monotonic() + ENGINE_WAIT_S)
 
     async def ask(self, progress: Progress, ask: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -128,7 +129,7 @@ class EngineWait:
 
 
 class Failures:
-    """Finds the failed calls of one gateway. Use it from one event loop only."""
+    """Finds out which of a gateway's calls failed because of the server. Use it from one event loop only."""
 
     def __init__(self, service: Service, clock: Clock) -> None:
         self._service = service
@@ -159,7 +160,7 @@ class Failures:
         return _failure("cut_off" if progress.shown or sampling else "refused", words)
 
     def engine_lives(self) -> None:
-        """Record that the engine sampled a token, so no crash made earlier clients give up. Another replica may still hang."""
+        """Record that the engine, or one of its replicas, sampled a token just now, so it was neither down nor hanging."""
         self._lived_at = self._clock.now()
         self._service.engine_lived(self._lived_at)
 
@@ -184,7 +185,7 @@ class Failures:
                 self._mark_left(max(lived_at, since), _failure("engine_down", each.reason or ""))
 
     def _mark_left(self, since: float, failure: CallFailure) -> None:
-        """Mark calls whose clients gave up since this Unix time. We do not know their replica, so any may have met the failure."""
+        """Mark calls whose clients gave up since this Unix time. We do not know which replica served which call."""
         left = [call for call in self._left if call.at >= since]
         self._left.clear()
         for call in left:

@@ -65,7 +65,7 @@ class Gateway:
         engine.subscribe(self._on_health)
 
     def stop(self) -> None:
-        """Cut off every open call because the server is stopping, as `complete` and `stream` describe, and refuse later ones."""
+        """Cut off every open call and refuse later ones, because the server is stopping. See `complete` and `stream`."""
         self._stopping.come()
 
     def decode(self, ids: list[int]) -> str:
@@ -284,7 +284,7 @@ class Gateway:
 
     @contextmanager
     def _recorded(self, request: AgentRequest) -> Iterator[None]:
-        """Record the request if any error keeps it from getting a whole answer."""
+        """If an error keeps the client from getting a whole answer, close the call and record what was sampled."""
         try:
             yield
         except BaseException as error:  # raised again
@@ -303,7 +303,7 @@ class Gateway:
             raise _lost(request.call)
 
     def _close(self, request: AgentRequest, records: list[RecordedCall], outcome: Outcome = "answered") -> None:
-        """Close the call. Call this only once; records that arrive after the episode's end are discarded."""
+        """Close the call, exactly once. Records that arrive after the episode's end are discarded."""
         request.closed = True
         attempt = request.ended(outcome, next(self._order))
         if self._service.close_call(request.call, records or None, attempt):
@@ -357,7 +357,7 @@ def _counted(rules: Dialect, agent: str | None, body: JsonObject) -> str:
 
 @contextmanager
 def _blamed(generation: Generation) -> Iterator[None]:
-    """Refuse a call that keeps failing on a running engine if the call's restrictions may leave no token. Raises: RequestRefused."""
+    """Refuse a call that keeps failing although the engine runs, if its restrictions may forbid every token. Raises: RequestRefused."""
     try:
         yield
     except KeepsFailing as error:

@@ -30,7 +30,7 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 class _Unplaced(str):
-    """A string for which a decoder's error cannot count lines, because counting would scan the whole text."""
+    """A string that claims to have no line breaks, because a decoder's error would scan the whole text to count them."""
 
     def count(self, *_: Any) -> int:
         return 0

@@ -202,7 +202,7 @@ class Records:
 
 
 def _mask(choice: SampledChoice) -> SamplingMask | None:
-    """Return the choice's sampling mask; None if a token has no row, or its row does not allow it."""
+    """Return the choice's sampling mask; None if it has no tokens, or if a token has no row or is not allowed by its row."""
     rows, ids = choice.masks, choice.sampled_ids
     if not ids or len(rows) != len(ids) or not all(map(allows, rows, ids)):
         return None

@@ -33,7 +33,7 @@ class AgentRequest:
     call: OpenCall
     is_retry: bool
     began: int
-    """Its position in the order in which all requests begin and end."""
+    """Position of its beginning among the beginnings and ends of all requests."""
     progress: Progress = field(default_factory=Progress)
     attempt: Attempt | None = None
     asked: list[JsonObject] = field(default_factory=list)

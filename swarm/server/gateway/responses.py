@@ -28,7 +28,7 @@ from swarm.server.gateway.responses_stream import ResponsesStream, is_item_of, r
 from swarm.server.gateway.responses_tools import ToolNames, chat_tool_choice, custom_arguments, offered_tools
 
 INSTRUCTIONS = "instructions"
-"""Field of the recorded request that keeps the instructions, because the next response does not inherit them."""
+"""Field of the recorded request that holds the instructions, so that the next response can leave them out: it does not inherit them."""
 _PASSED = (
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "chat_template_kwargs", "vllm_xargs", "cache_salt",

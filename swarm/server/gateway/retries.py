@@ -96,7 +96,7 @@ def is_retry(headers: Mapping[str, str]) -> bool:
 
 
 def _drop_failed(attempts: list[Attempt]) -> None:
-    """Remove one failed attempt, so that a retry can take its place."""
+    """Remove one failed attempt from the list; a retry takes its place."""
     for attempt in attempts:
         if attempt.failed:
             attempts.remove(attempt)

@@ -34,7 +34,7 @@ _ANY_VALUE_BENDS = (
 
 
 def with_defaults(body: dict[str, Any], sampling: SamplingSpec, seed: int | None) -> dict[str, Any]:
-    """Return the body with the fields that the client left out set to the run's defaults and to this seed."""
+    """Return the body with unset fields filled in from the run's defaults, and with `seed` as the default seed."""
     filled = dict(body)
     defaults = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed}
     for name, value in defaults.items():
@@ -62,7 +62,7 @@ def recorded_sampling(body: dict[str, Any]) -> RecordedSampling:
 
 
 def wants_masks(body: dict[str, Any], sampling: SamplingSpec) -> bool:
-    """True if the trainer must know which tokens each token of the answer was sampled from."""
+    """True if the trainer must know the candidate tokens for each token of the answer."""
     return (
         sampling.train in ("auto", "exact")
         and float(body["temperature"]) >= LEAST_TEMPERATURE

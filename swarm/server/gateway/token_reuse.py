@@ -215,7 +215,7 @@ def _parent(
     agent: str | None,
     earlier: Sequence[EarlierCall],
 ) -> tuple[EarlierCall | None, ForkCause | None]:
-    """Return the longest (then most similar) call whose messages and answer begin the request, and why a longer call does not fit."""
+    """Return the longest call whose messages and answer begin the request (of equals, the most similar), and why no longer one does."""
     best: list[EarlierCall] = []
     cause: ForkCause | None = None
     # Message counts: of the calls that may be continued, and of the longest call that may not.

@@ -16,7 +16,7 @@ _UNSETTLED = (EpisodeState.RUNNING, EpisodeState.ENDED, EpisodeState.IN_STEP, Ep
 
 
 def untrained(trace: EpisodeTrace, spec: RunSpec) -> dict[str, str]:
-    """Return, by call id, why a call is not trained on under the newest config of its run."""
+    """Return why calls are not trained on under the newest config of their run, by call id. Omits calls that are trained on."""
     entry = trace.entry
     if entry.kind == "eval":
         return {call.call_id: DropReason.EVAL.value for call in trace.calls}
@@ -27,7 +27,7 @@ def untrained(trace: EpisodeTrace, spec: RunSpec) -> dict[str, str]:
 
 
 def restricted(trace: EpisodeTrace, spec: RunSpec) -> dict[str, RestrictedTraining]:
-    """Return the value of `EpisodeTrace.restricted`."""
+    """Return how to train on each call whose sampling was restricted, by call id. Omits calls that are not trained on."""
     how = "exact" if spec.sampling.train == "auto" else spec.sampling.train
     return {
         call.call_id: how for call in trace.calls if call.sampling.restricted and call.call_id not in trace.untrained
@@ -35,7 +35,7 @@ def restricted(trace: EpisodeTrace, spec: RunSpec) -> dict[str, RestrictedTraini
 
 
 def vocabulary(trace: EpisodeTrace, decode: Callable[[list[int]], str]) -> dict[str, str]:
-    """Return the value of `EpisodeTrace.vocabulary`."""
+    """Return the text of each token id, and of each sequence of ids that only together form characters (`EpisodeTrace.vocabulary`)."""
     words: dict[int, str] = {}
     for token in {token for call in trace.calls for token in (*call.prompt_ids, *call.sampled_ids)}:
         words[token] = decode([token])
@@ -47,7 +47,7 @@ def vocabulary(trace: EpisodeTrace, decode: Callable[[list[int]], str]) -> dict[
 
 
 def _broken_runs(ids: Iterable[int], words: dict[int, str]) -> list[list[int]]:
-    """Return the runs of adjacent tokens that are not whole characters on their own."""
+    """Return the runs of two or more adjacent tokens that are not whole characters on their own."""
     runs = [list(run) for broken, run in groupby(ids, lambda token: _BROKEN in words[token]) if broken]
     return [run for run in runs if len(run) > 1]
 

@@ -35,7 +35,7 @@ _LARGE_BYTES = 2**18
 """A body of this size takes milliseconds to parse; larger bodies are parsed in a thread."""
 _DIGITS_TO_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _NINETEEN_DIGITS = b"0" * 19
-"""Pattern for long integers: one with fewer digits fits in 64 bits."""
+"""What a 19-digit integer looks like once its digits are replaced by zeros. Shorter integers fit in 64 bits."""
 _JSON = "application/json"
 _PROBLEM = "application/problem+json"
 _STRAIGHT = "swarm.straight_send"
@@ -133,7 +133,8 @@ async def decode(request: Request, model: type[Model]) -> Model:
 async def decode_object(
     request: Request, *, control: bool = False, check: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
-    """Parse the body as a JSON object, and apply `check` to it. Set `control` for requests under `/swarm`.
+    """Parse the body as a JSON object, and apply `check` to it. Set `control` for requests under `/swarm`, whose bodies have a lower
+    size limit.
 
     Raises: Refusal(invalid_spec), BodyTooLarge.
     """

@@ -24,12 +24,13 @@ Mix = Mapping[str, MixSpec]
 
 
 def family_of(label: str | None, mix: Mix) -> str:
-    """Return the family of a group with this label. If there is a mix, it must name the label."""
+    """Return the family of a group with this label: the label itself if the run has a mix, else the only family."""
     return label or EVERYTHING if mix else EVERYTHING
 
 
 def balance_under(row: MixRow, mix: Mix) -> MixRow:
-    """Return the balance under the ratios of `mix`. If the ratios changed, start again and carry over only the whole groups owed."""
+    """Return the balance under the ratios of `mix`. If the ratios changed, counting starts again, and only whole groups that are owed
+    carry over."""
     ratios = {name: family.ratio for name, family in mix.items()} or {EVERYTHING: 1.0}
     if ratios == row.ratios:
         return row
@@ -40,7 +41,7 @@ def balance_under(row: MixRow, mix: Mix) -> MixRow:
 
 
 def balance_after(row: MixRow, mix: Mix, labels: Iterable[str | None]) -> MixRow:
-    """Return the balance after a step with groups of these labels."""
+    """Return the balance after a step that trains groups with these labels."""
     now = balance_under(row, mix)
     entered, trained = dict(now.entered), dict(now.trained)
     for label in labels:
@@ -77,7 +78,7 @@ class Turns:
         self._owed[name] -= self._whole
 
     def debts(self) -> dict[str, float]:
-        """Return the number of groups by which each family is behind."""
+        """Return how many groups each family is behind its share; negative if it is ahead."""
         return {name: owed / self._whole for name, owed in self._owed.items()}
 
 
@@ -93,14 +94,14 @@ def _weights(ratios: tuple[tuple[str, float], ...]) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Wait:
-    """The other families' wait for one family. Times are lease time."""
+    """State of the other families' wait for one family. Times are lease time."""
 
     since: float
     early: bool
-    """Whether it began before any family had its part of the next step ready. If so, it runs only while no client plays the family."""
+    """Whether it began before any family had its part of the next step ready. Such a wait pauses while a client plays the family."""
     resting: bool = False
-    """Whether the wait is paused because a client plays the family, until that episode is in the pool or lost. If it is lost, the wait
-    resumes with the same `since`."""
+    """Whether the wait is paused because a client plays the family. If that episode is lost, the wait resumes with the same `since`; if
+    it reaches the pool, the wait ends."""
     reported: bool = False
 
 
@@ -111,7 +112,7 @@ class Awaited:
     waits: dict[str, _Wait] = field(default_factory=dict)
 
     def ends_at(self, mix: Mix) -> dict[str, float]:
-        """Return, for each awaited family, the time at which patience with it runs out."""
+        """Return the time at which patience with each awaited family runs out. Omits paused waits."""
         return {
             name: wait.since + mix[name].patience_s
             for name, wait in self.waits.items()
@@ -123,7 +124,7 @@ class Awaited:
         return frozenset(name for name, at in self.ends_at(mix).items() if at <= now)
 
     def newly_passed(self, mix: Mix, now: float) -> list[str]:
-        """Return the families with which patience has run out since the last call."""
+        """Return the families with which patience has run out since this method was last called."""
         passed = self.passed(mix, now)
         late = sorted(name for name in passed if not self.waits[name].reported)
         for name, wait in self.waits.items():
@@ -206,12 +207,12 @@ def horizon(spec: RunSpec, *, step: int, versions_ahead: int) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Draw:
-    """An assignment of groups to turns."""
+    """The result of assigning groups to turns."""
 
     groups: list[Group]
     """The groups that have a turn, in the order of their turns."""
     missing: Counter[str]
-    """For each family, the number of turns without a group. Counting stops once every family has such a turn and no group is left."""
+    """For each family, the number of turns that no group could fill. Counting stops once every family lacks one and none is left."""
     complete: bool
 
 
@@ -255,7 +256,7 @@ def _worth(batch: BatchSpec, episodes: int) -> int:
 
 
 def openings(batch: BatchSpec, balance: MixRow, groups: Groups, wanted: int, passed: Set[str]) -> frozenset[str]:
-    """Return the families that may open another group now. `wanted` is the horizon."""
+    """Return the families that may open another group now. `wanted` is the size that the pool may have; see `horizon`."""
     held = [group.expected for group in groups]
     # After a patch of the pool's limit or of the group size, a full pool may still hold less than a batch.
     pool = sum(held) + groups.ungrouped
@@ -276,7 +277,7 @@ def openings(batch: BatchSpec, balance: MixRow, groups: Groups, wanted: int, pas
 
 
 def plan(groups: Sequence[Group]) -> list[PlannedGroup]:
-    """Return the batch as the journal stores it: groups in their order, episodes by slot."""
+    """Return the batch in the form that the journal stores: groups in their order, episodes by slot."""
     return [
         PlannedGroup(
             group_id=group.row.group_id,

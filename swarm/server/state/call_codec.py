@@ -24,7 +24,7 @@ _WIDE = b" "
 
 
 class Unwritable(SwarmError):
-    """Calls that this format cannot hold."""
+    """The calls cannot be stored in this format."""
 
 
 def encode(calls: Sequence[RecordedCall]) -> bytes:

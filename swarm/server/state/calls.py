@@ -30,7 +30,7 @@ def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, 
 
 @dataclass(slots=True)
 class Ending:
-    """The end of an episode or of the server's work. `over` is set once it comes or is about to; `heard` holds its callbacks."""
+    """Signals that an episode ends or the server stops. `over` is set once that happens or is about to; `heard` holds the callbacks."""
 
     over: bool = False
     heard: set[Callable[[], object]] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """An open call: the state that the gateway needs to answer one LLM request. Always pass it to `close_call` in the end."""
+    """What the gateway needs to answer one LLM request. Each open call must be closed with `close_call`."""
 
     episode_id: str
     lease: str
@@ -94,12 +94,12 @@ class CallAttempt:
     asked: str
     """Digest of dialect, agent and body: it is equal if the same request is sent again."""
     key: str | None = None
-    """Its Idempotency-Key."""
+    """The request's Idempotency-Key header, if it has one."""
     is_retry: bool = False
     """Whether its SDK marks it as a retry of a failed request."""
     began: int
     ended: int
-    """`began` and `ended` are its positions in the order in which all requests begin and end."""
+    """Positions of the request's beginning and end among those of all requests."""
     outcome: Outcome
     """How it ended. "left" means that its client went away, or its episode ended, while nothing seemed wrong."""
     left_at: float | None = None
@@ -133,7 +133,8 @@ def is_tainted(attempts: Sequence[CallAttempt]) -> bool:
 
 
 def _made_good(attempts: Sequence[CallAttempt]) -> bool:
-    """True if each failure among the attempts at one request was later followed by an answer of its own."""
+    """True if each failure was made good by a later answered attempt, one answer per failure. A failed retry replaces the failure
+    before it."""
     waiting: list[CallAttempt] = []  # the newest attempt at each unanswered request
     unmarked = unrelated = 0
     for attempt in sorted(attempts, key=lambda one: one.began):
@@ -153,7 +154,7 @@ def _made_good(attempts: Sequence[CallAttempt]) -> bool:
 
 
 def suspicion(attempts: Sequence[CallAttempt]) -> dict[str, Any] | None:
-    """Return the record of an ended episode's requests that we need if one of them may still turn out to have failed, else None.
+    """Return a record of an ended episode's requests if one of them may still turn out to have failed because of us, else None.
 
     Its `at` is the last Unix time at which a client gave up.
     """

@@ -17,7 +17,7 @@ Granted = TypeVar("Granted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotYet:
-    """The answer to a claim that cannot be granted now but may be later. `refusal` is for claimants that do not wait any longer."""
+    """The answer to a claim that cannot be granted now but may be later. `refusal` is the error for claimants that stop waiting."""
 
     code: ErrorCode
     detail: str

@@ -23,7 +23,7 @@ LONGEST_RETRY_S = 5.0
 TRACES_KEPT = 2_000
 """Number of most recent episodes whose calls are kept for people to look at, even if no replay needs them."""
 FREED_EVERY = 100
-"""Delete old calls once per this many claims, including evaluations: a complete run can be evaluated without limit."""
+"""Number of claims between two deletions of old calls. Evaluations count too: a complete run can be evaluated without limit."""
 
 
 def claim(t: Transition, wanted: EpisodeClaim) -> EpisodeGrant | NotYet:
@@ -62,7 +62,7 @@ def claim(t: Transition, wanted: EpisodeClaim) -> EpisodeGrant | NotYet:
 
 
 def is_decided_by(state: ServerState, lease_time: float) -> tuple[object, ...]:
-    """Return all values that the answers to waiting claims depend on: until one changes, it is useless to try the claims again."""
+    """Return all values that decide about waiting claims. Until one of them changes, it is useless to try the claims again."""
     run, situation = state.run, state.situation
     return (
         state.serving,

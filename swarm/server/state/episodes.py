@@ -143,7 +143,7 @@ def renew(t: Transition, episode_id: str, lease: str) -> float:
 
 
 def _extend(t: Transition, live: LiveEpisode) -> None:
-    """Restart the idle limit after a sign of life. A new limit of the lease may bring its end forward, which is noticed here too."""
+    """Restart the idle limit after a sign of life, and watch the new deadline, which may be a call's time limit."""
     live.touch(t.lease_time)
     t.state.deadlines.watch(live, t.lease_time)
 
@@ -183,7 +183,7 @@ def _expire(t: Transition, live: LiveEpisode) -> None:
 
 
 def _expiry(t: Transition, live: LiveEpisode) -> tuple[Cause, str]:
-    """Return who lost an expired episode, and a description. From now on the episode accepts no new calls."""
+    """Return who is to blame for an expired episode, and why it expired. From now on, the episode accepts no new calls."""
     if live.expiry is not None:
         return live.expiry
     if live.ends_at <= t.lease_time:
@@ -226,7 +226,8 @@ def encoded_calls(t: Transition, live: LiveEpisode) -> bytes:
 def close(
     t: Transition, live: LiveEpisode, reason: DropReason, detail: str | None = None, *, cause: Cause | None
 ) -> None:
-    """Close an open episode as dropped, and offer its slot again if it has one. `cause` is None for an evaluation that ended."""
+    """Close an open episode as dropped, and offer its slot again if it has one. `cause` says who is to blame; None for an evaluation
+    that ended."""
     live.count_calls()
     row = live.row
     row.state, row.reason, row.detail, row.cause = EpisodeState.DROPPED, reason, detail, cause
@@ -325,7 +326,7 @@ def close_call(
 
 
 def attempted(t: Transition, episode_id: str, attempt: CallAttempt) -> None:
-    """Note that a request without a record has finished: it may make up for an earlier failure."""
+    """Note the outcome of a request that is not recorded: it may make up for an earlier failure."""
     live = t.state.live.get(episode_id)
     if live is not None:
         live.attempts.append(attempt)
@@ -340,7 +341,7 @@ def refused(t: Transition, episode_id: str, why: str) -> None:
 
 
 def suspect(t: Transition, attempt: CallAttempt, at: float, call_ids: frozenset[str]) -> None:
-    """Note that a client gave up on a recorded call at Unix time `at`: it may turn out that the engine was hanging by then."""
+    """Note that a client gave up on a recorded call at Unix time `at`. We may learn later that the engine was hanging by then."""
     attempt.left_at, attempt.call_ids = at, call_ids
     t.state.situation.suspected_at = at
 
@@ -440,7 +441,7 @@ def dropped_at_end(row: EpisodeRow) -> DropReason | None:
 
 
 def blamed(stated: Cause | None, *, tainted: bool) -> Cause:
-    """Return who lost an episode that its client gave up. `stated` is what the client blames; None means the rollout.
+    """Return who is to blame for an episode that its client gave up. `stated` is what the client blames; None means the rollout.
 
     If a call failed because of the server, agent and client could do no better, so we blame the server, unless the client
     blames a grader or a person.

@@ -14,7 +14,7 @@ EMPTY_PATIENCE_S = 3.0
 """Seconds that a group without an ended episode keeps its place after its last episode was lost. Short, because clients that retry
 do so immediately, and an abandoned task must not hold up others."""
 GroupKey = tuple[str, str | None, str, int]
-"""(task_id, mix, client_version, config_version), the same for all episodes of a group."""
+"""(task_id, mix, client_version, config_version): what all episodes of a group have in common."""
 Kin = tuple[str | None, str, int]
 """A GroupKey without the task, because an ungrouped episode has no task before its end."""
 
@@ -25,7 +25,7 @@ class Group:
 
     row: GroupRow
     rules: BatchSpec
-    """Batch settings of its config version, with its patience and partial policy."""
+    """Batch settings of the group's config version, including patience and partial policy."""
     running: dict[int, str] = field(default_factory=dict)
     """Maps a slot to the id of the episode that holds it."""
     ended: dict[int, EpisodeRow] = field(default_factory=dict)
@@ -34,11 +34,11 @@ class Group:
     last_loss: float | None = None
     """When a slot's episode was last lost to an abort, expiry or an end without calls."""
     watched_until: float | None = None
-    """The time, as returned by `patience_ends_at`, for which a deadline is already set."""
+    """The value of `patience_ends_at` for which a deadline is already set."""
     clients: set[str] = field(default_factory=set)
     """Clients that claimed an episode in it."""
     left: set[str] = field(default_factory=set)
-    """Those of its clients that now run a different version of their code."""
+    """Clients of the group that now run a different version of their code."""
     useless: bool = False
     """Whether its episodes will be dropped: it is too stale or quarantined, or its family was removed from the mix."""
 
@@ -52,7 +52,7 @@ class Group:
 
     @property
     def forsaken(self) -> bool:
-        """Whether nobody will claim in it any more, because all its clients now run a different version."""
+        """Whether nobody will claim in the group any more, because all its clients now run a different version."""
         return bool(self.clients) and self.clients <= self.left
 
     @property
@@ -87,7 +87,7 @@ class Group:
         return next((i for i in range(self.row.size) if i not in self.running and i not in self.ended), None)
 
     def patience_ends_at(self) -> float | None:
-        """Return when the partial policy applies; None while an episode runs, or before any has ended or been lost."""
+        """Return the lease time at which patience runs out; None while an episode runs, or before any has ended or been lost."""
         if not self.open or self.running:
             return None
         if self.ended:
@@ -111,12 +111,12 @@ class Openings:
     """Caches which families may open a group. Every waiting claim needs to know, and the answer rarely changes."""
 
     asked: tuple[object, ...] = ()
-    """All values that the answer depends on."""
+    """The values on which the cached answer is based."""
     families: frozenset[str] = frozenset()
     full: bool = False
     """Whether the pool is full."""
     held_up: set[str | None] = field(default_factory=set)
-    """Families that were refused, since the answer was computed, because it was not their turn."""
+    """Families that were refused because it was not their turn, since `families` was computed."""
 
 
 class Groups:
@@ -171,7 +171,7 @@ class Groups:
         return self._by_id.get(group_id)
 
     def touch(self) -> None:
-        """Note that a group changed."""
+        """Note a change that may affect claims."""
         self.revision += 1
 
     def add(self, group: Group) -> None:

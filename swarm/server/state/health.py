@@ -13,7 +13,7 @@ UNNOTICED_S = 600.0
 
 
 def enter_phase(t: Transition, phase: Phase) -> None:
-    """Note that the training loop enters a new phase."""
+    """Record the training loop's new phase."""
     t.state.situation.phase = phase
 
 
@@ -58,7 +58,7 @@ def _note_hang(t: Transition, health: EngineHealth) -> None:
 
 
 def engine_lived(t: Transition, at: float) -> None:
-    """Note that the engine was alive at this Unix time, so no hang made clients give up before it.
+    """Note that the engine was alive at this Unix time, so a hang cannot be why clients gave up earlier.
 
     This is written to disk only if a client gave up.
     """
@@ -69,7 +69,7 @@ def engine_lived(t: Transition, at: float) -> None:
 
 
 def look_around(t: Transition) -> None:
-    """Find out what the run waits for. Call this every few seconds."""
+    """Find out what the run waits for, and clear old suspicions of a hang if the engine is ready. Call this every few seconds."""
     situation = t.state.situation
     found = who_is_waited_for(t.state, t.now)
     if found is not None and situation.waiting_for is None:
@@ -81,7 +81,7 @@ def look_around(t: Transition) -> None:
 
 
 def storage(t: Transition, what: str, problem: str | None) -> None:
-    """Record the `problem` that kept `what` from being written; None if it was written."""
+    """Record that `what` could not be written because of `problem` or, if that is None, that it was written."""
     known = t.state.situation.no_room
     if problem is None:
         known.pop(what, None)

@@ -28,7 +28,7 @@ def held_it(row: EpisodeRow, lease: str) -> bool:
 
 @dataclass(slots=True)
 class LeaseClock:
-    """Counts the seconds in which the server serves. It stands still before the first `go`, and between `stop` and `go`."""
+    """Clock that runs only while the server serves. It stands still before the first `go`, and between `stop` and `go`."""
 
     gone_by: float = 0.0
     running_since: float | None = None
@@ -76,7 +76,7 @@ class LiveEpisode:
     close_at: float = math.inf
     """When it will be closed even if some of those records are missing."""
     check_at: float = math.inf
-    """Its next entry in `Deadlines`, which `Deadlines.watch` keeps."""
+    """Time of its next entry in `Deadlines`; set by `Deadlines.watch`."""
     cached_entry: LedgerEntry | None = None
 
     @property
@@ -98,7 +98,7 @@ class LiveEpisode:
         self.idle_at = now + self.idle_limit_s
 
     def explained(self, detail: str) -> str:
-        """Return the detail for its row, with the refusal of its last request if there was one."""
+        """Return the detail to store in its row, with the reason if its last request was refused."""
         return f"{detail}; its last request was refused: {self.refusal}" if self.refusal else detail
 
     def count_calls(self) -> None:
@@ -121,7 +121,7 @@ class Prepared:
     row: EpisodeRow
     team: TeamRow
     in_doubt: bool = False
-    """Whether its client was silent for too long or the server restarted, so that nobody may ever report the decision."""
+    """Whether the decision may never be reported, because the client was silent for too long or the server restarted."""
     silent_at: float = math.inf
     """Lease time at which the client has been silent for too long."""
 
@@ -153,7 +153,8 @@ class Deadlines:
             heapq.heappush(self._heap, (at, name))
 
     def watch(self, live: LiveEpisode, now: float) -> None:
-        """Check this episode in time. Call it whenever its lease may have changed: it adds an entry only if the next one is too late."""
+        """Make sure that this episode is checked in time. Call this whenever its lease may have changed. Adds an entry only if the next
+        one is too late."""
         at = live.look_at(now)
         if at < live.check_at:
             live.check_at = at

@@ -46,7 +46,7 @@ class Outcome(Generic[Reply]):
     wakes_loop: bool
     """Whether the training loop may have something to do."""
     wakes_resolver: bool
-    """Whether a prepared episode has to ask its decider."""
+    """Whether the decider of a prepared episode has to be asked."""
 
 
 def apply(state: ServerState, command: Command[Reply], now: Moment) -> Outcome[Reply]:

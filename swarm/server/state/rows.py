@@ -15,7 +15,7 @@ class EpisodeRow:
     """The ledger row of one episode, with the fields that late and repeated requests are checked against."""
 
     seq: int
-    """Order of the claims, over all runs."""
+    """Position of its claim among the claims of all runs."""
     episode_id: str
     run_id: str
     kind: EpisodeKind
@@ -35,7 +35,7 @@ class EpisodeRow:
     reason: DropReason | None = None
     detail: str | None = None
     step: int | None = None
-    """Step of the journalled batch that it is in, whatever the outcome of the step."""
+    """Step whose journalled batch contains the episode, whatever became of the step."""
     reward: float | None = None
     agent_rewards: dict[str, float] | None = None
     success: bool | None = None
@@ -45,23 +45,23 @@ class EpisodeRow:
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     restricted_tokens: int = 0
-    """Number of tokens that were sampled with more restrictions than a temperature."""
+    """Number of tokens whose sampling was restricted by more than a temperature."""
     oldest_step: int = 0
     """Step of the weights that sampled its oldest token."""
     step_tokens: int = 0
-    """Sum, over its sampled tokens, of the step of the weights that sampled the token."""
+    """Sum over its sampled tokens: for each, the step of the weights that sampled it."""
     end_digest: str | None = None
     """Digest of the result that ended it."""
     end_key: str | None = None
     ended_at: float | None = None
     cause: Cause | None = None
-    """Who lost the attempt."""
+    """Who is to blame for losing the attempt; None if unknown or if it was not lost."""
     tainted: bool = False
     """Whether one of its calls failed because of the server, and no later call made up for it."""
     despite: str | None = None
-    """Why its client lets it count even if it is tainted. Kept after its end, because we may learn only later that a call failed."""
+    """Why its client wants it to count even if tainted. Kept after its end, because we may learn only later that a call failed."""
     suspected: dict[str, Any] | None = None
-    """Its requests (`calls.suspicion`), if its client gave up on a call and it may still turn out that the engine was hanging."""
+    """Record of its requests (`calls.suspicion`), if its client gave up on a call and the engine may have been hanging."""
     api_key_digest: str | None = None
     """Digest of its API key; None if an older server signed the key (`keys.Keyring.episode_of_old_key`)."""
 
@@ -112,7 +112,7 @@ class MixRow:
     carried: dict[str, int] = field(default_factory=dict)
     """Number of groups that each family was owed when these ratios took effect."""
     entered: dict[str, int] = field(default_factory=dict)
-    """Number of each family's groups in steps since then."""
+    """Number of each family's groups in steps since these ratios took effect."""
     trained: dict[str, int] = field(default_factory=dict)
     """Number of each family's groups in steps since the run began."""
 
@@ -264,7 +264,7 @@ class PutMeta:
 
 
 def session_note(run_id: str, client_id: str = "") -> str:
-    """Return the name of the note that holds a client's newest session. Without a client, return the prefix of the run's names."""
+    """Return the name of the note that holds a client's newest session. Without a client, return the prefix of the run's notes."""
     return f"session/{run_id}/{client_id}"
 
 
@@ -349,10 +349,10 @@ class Snapshot:
     groups_by_task: dict[str, int]
     """Number of groups that the run has opened for each task."""
     eval_ordinals: list[tuple[str, int]]
-    """(task_id, ordinal) of each of the run's eval episodes at `step` that ended and counts."""
+    """(task_id, ordinal) of each of the run's evaluations at `step` whose result counts."""
     tokens: int
     """Number of tokens sampled by closed episodes of the run."""
     versions: list[VersionRow]
     """The run's client versions, in the order of their first groups."""
     lived_at: float
-    """Unix time at which the engine was last known to be alive: no hang made clients give up before it."""
+    """Unix time at which the engine was last known to be alive, so a hang cannot be why clients gave up earlier."""

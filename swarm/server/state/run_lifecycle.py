@@ -113,7 +113,7 @@ def request_stop(t: Transition) -> None:
 
 
 def complete(t: Transition) -> None:
-    """Complete the run, once a limit is reached and a checkpoint holds every step. Eval episodes continue."""
+    """Mark the run as complete. Call this once a limit is reached and a checkpoint holds every step. Eval episodes continue."""
     run = t.state.run
     assert run is not None
     reason = run.limit_reached(t.now.unix)
@@ -124,7 +124,7 @@ def complete(t: Transition) -> None:
 
 
 def stop(t: Transition) -> None:
-    """Release the run, once it is drained and a checkpoint holds every step. A complete run stays complete."""
+    """Stop and release the run, which is drained and has every step in a checkpoint. A complete run stays complete."""
     run = t.state.run
     assert run is not None
     if run.row.status == "running":
@@ -196,8 +196,8 @@ def restore(t: Transition, wish: Restoration, mix: MixRow, ended_evals: Iterable
     Args:
         t: the transition.
         wish: the request, with the step to go back to.
-        mix: the balance at that step.
-        ended_evals: task and ordinal of each ended evaluation that counts, at that step, as read from disk.
+        mix: the balance between families at that step.
+        ended_evals: task and ordinal of each counted evaluation at that step, read from storage.
 
     Codes: those of `restorable`.
     """
@@ -233,7 +233,7 @@ def restore(t: Transition, wish: Restoration, mix: MixRow, ended_evals: Iterable
 
 
 def number_evals(state: ServerState, ended: Iterable[tuple[str, int]]) -> None:
-    """Reserve the ordinals, by task, of evaluations at the current step: those in `ended`, and those of open evaluations."""
+    """Reserve, for each task, the evaluation ordinals in use at the current step: those in `ended`, and those of open evaluations."""
     rows = [live.row for live in state.live.values()] + [prepared.row for prepared in state.prepared.values()]
     rows = [row for row in rows if row.kind == "eval" and row.reason is None and row.task_id]
     held = [(row.task_id, row.ordinal) for row in rows if state.is_at_this_step(row)]

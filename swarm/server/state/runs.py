@@ -129,7 +129,7 @@ def judge_spec(spec: RunSpec, info: EngineInfo, *, allow_algorithms: bool = Fals
 
 
 def own_code_faults(spec: RunSpec, info: EngineInfo, *, allowed: bool) -> list[FieldError]:
-    """Return one error for each of the spec's own functions, unless the server executes such functions."""
+    """Return an error for each user function in the spec; none if this server executes such functions."""
     if info.own_functions and allowed:
         return []
     problem = "this server does not execute users' functions; start it with `swarm serve --allow-algorithms`"
@@ -146,7 +146,7 @@ def settled(spec: RunSpec, info: EngineInfo) -> RunSpec:
 
 
 def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:
-    """Return the spec after a merge patch of its tunable fields. Codes: invalid_spec{errors}."""
+    """Apply a merge patch to the spec's tunable fields, and return the new spec. Codes: invalid_spec{errors}."""
     errors = [
         _not_tunable(name) if name not in TUNABLE else FieldError(field=name, problem="is nested too deeply")
         for name, value in patch.items()

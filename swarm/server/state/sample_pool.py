@@ -115,7 +115,7 @@ def take_back(t: Transition, row: EpisodeRow) -> None:
 
 
 def leave_behind(t: Transition, client_id: str, client_version: str) -> None:
-    """Note that a client, whose code version has no group to join, will not claim in groups of other versions any more."""
+    """Note that a client, whose claim has no group to join, will claim no more in groups of other code versions."""
     state = t.state
     if not state.groups.has_other(client_version):
         return
@@ -128,7 +128,7 @@ def leave_behind(t: Transition, client_id: str, client_version: str) -> None:
 
 
 def _see_idle_group(t: Transition, group: Group) -> None:
-    """Let the other families start to wait for this group's family if the group is idle: nothing runs in it and it is not ready."""
+    """If nothing runs in this group and it is not ready, let the other families start to wait for its family."""
     state = t.state
     if state.run is not None and state.run.spec.batch.mix and not group.running and group.row.state != "ready":
         state.groups.touch()  # so that waiting claims are tried again
@@ -247,7 +247,7 @@ def drop_group(t: Transition, group: Group, reason: DropReason, detail: str | No
 
 
 def await_families(t: Transition, *, rearm: bool = False, held_up: str | None = None) -> None:
-    """Find the families that others wait for.
+    """Find out which families the others wait for.
 
     Set `rearm` if patience with a family may have changed. `held_up` is a family that may not open a group now.
     """
@@ -273,7 +273,7 @@ def await_families(t: Transition, *, rearm: bool = False, held_up: str | None = 
 
 
 def mix_patience_ended(t: Transition) -> None:
-    """Check whether patience with a family has run out; if so, steps and claims of the others continue without it."""
+    """If patience with a family has run out, let steps and claims of the other families continue without it."""
     if t.state.run is not None:
         late = t.state.awaited.newly_passed(t.state.run.spec.batch.mix, t.lease_time)
         for name in late:

@@ -60,11 +60,11 @@ class Situation:
     quiet_since: float = 0.0
     """Unix time of the last claim, end, step, or other event that brings the next step closer or sets it back."""
     waiting_for: WaitingFor | None = None
-    """What has held the run up since then; None if nothing has."""
+    """What has held the run up since `quiet_since`; None if nothing has."""
     suspected_at: float = 0.0
-    """Unix time at which a client last gave up on a call; it may turn out that the engine was hanging."""
+    """Unix time at which a client last gave up on a call, possibly because the engine was hanging."""
     lived_at: float = 0.0
-    """Unix time at which the engine was last known to be alive: no hang made clients give up before it. Kept on disk too."""
+    """Unix time at which the engine was last known to be alive, so a hang cannot be why clients gave up earlier. Also kept on disk."""
     no_room: dict[str, Failure] = field(default_factory=dict)
     """What could not be written at the last attempt (the pool, checkpoints), and why."""
     checkpoint_wanted: bool = False
@@ -118,7 +118,7 @@ class ServerState:
     sessions: dict[str, str] = field(default_factory=dict)
     """Maps each client of the run to its newest session."""
     eval_ordinals: dict[str, set[int]] = field(default_factory=dict)
-    """For each task, the ordinals of evaluations that are taken at the current step."""
+    """For each task, the evaluation ordinals already in use at the current step."""
     versions: Versions = field(default_factory=Versions)
     awaited: Awaited = field(default_factory=Awaited)
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -171,7 +171,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A log line for people. `one_of` names the kind of a line that may come in hundreds; the server's log only counts such lines."""
+    """A log line for people. `one_of` names a kind of line that may come by the hundred; the server's log sums those up."""
 
     text: str
     level: LogLevel = "info"
@@ -192,7 +192,7 @@ class Transition:
     broken_off: list[str] = field(default_factory=list)
     """Episodes whose open calls must be cut off, because the episodes are about to end."""
     in_doubt: bool = False
-    """Whether a prepared episode has to ask its decider."""
+    """Whether the decider of a prepared episode has to be asked."""
 
     @property
     def lease_time(self) -> float:

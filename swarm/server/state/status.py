@@ -42,7 +42,7 @@ from swarm.server.state.server_state import Moment, ServerState
 QUIET_S = 10.0
 """Seconds without a claim or an ended episode after which the run counts as waiting, if nobody else may claim for the next step."""
 LONG_QUIET_S = 60.0
-"""Like QUIET_S, if others may claim but do not."""
+"""Seconds, as for QUIET_S, if others may claim but do not."""
 
 
 def status(state: ServerState, now: Moment, server_id: str, *, revision: int, tokens_per_s: float) -> ServerStatus:

@@ -175,7 +175,7 @@ def decide(
     reason: DropReason = DropReason.TEAM_ABORTED,
     cause: Cause | None = None,
 ) -> None:
-    """End a prepared episode: it enters the pool with its reward or is dropped. `cause` says who lost it, if it is aborted."""
+    """End a prepared episode: it enters the pool with its reward or is dropped. `cause` says who is to blame if it is aborted."""
     row, team = prepared.row, prepared.team
     prepared_as = row.detail
     del t.state.prepared[row.episode_id]
@@ -258,7 +258,7 @@ def late_resolve(
 
 
 def late_decision(team: TeamRow | None, episode_id: str, cause: Cause | None = None) -> TeamDecision:
-    """Return the decision on an episode that is not in memory. `cause` says who lost the decider's episode.
+    """Return the decision on an episode that is not in memory. `cause` says who is to blame for losing the decider's episode.
 
     No record means abort: an episode that is neither open nor prepared, or is not on disk, will never be committed.
     """

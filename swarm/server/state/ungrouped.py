@@ -21,7 +21,7 @@ from swarm.server.state.sample_pool import open_group, take_slot
 from swarm.server.state.server_state import ServerState, Transition
 
 _IN_TIME = -math.inf
-"""A time at which no group's patience has run out, because groups wait for ungrouped episodes (`Groups.awaits`)."""
+"""A time before any group's patience runs out, for offering slots to ungrouped episodes: groups wait for them (`Groups.awaits`)."""
 
 
 class GuestClaim(EpisodeClaim):
@@ -34,8 +34,8 @@ class GuestClaim(EpisodeClaim):
 def no_room(t: Transition, run: Run) -> NotYet | None:
     """Return why an ungrouped train episode cannot begin now; None if it can. Codes: invalid_spec if the run has a mix.
 
-    The limit is the number of episodes that the next steps can use. Of the incomplete groups only the fullest count, as many as
-    those steps need. So even a client that spreads its episodes over many tasks can go on and fill groups, until the pool is full.
+    The limit is the number of episodes that the next steps can use. Of the incomplete groups, only as many as those steps need are
+    counted, the fullest first. So even a client that spreads its episodes over many tasks can go on filling groups until the pool is full.
     """
     state, batch, groups = t.state, run.spec.batch, t.state.groups
     if batch.mix:

@@ -42,7 +42,7 @@ class GroupCommit:
         self._draining: asyncio.Task[None] | None = None
         self._last: asyncio.Future[None] | None = None
         self.broken: Exception | None = None
-        """The error that ended all writing; None while writing works. All later writes fail with this error."""
+        """The error that stopped all writing, and with which later writes fail; None while writing works."""
 
     def submit(self, changes: Sequence[Change], closed: Sequence[str] = ()) -> asyncio.Future[None]:
         """Submit changes. The future is done when they and all earlier changes are on disk; if it fails, none of these are on disk.

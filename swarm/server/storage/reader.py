@@ -108,7 +108,7 @@ class Reader:
         return [GroupRow(**dict(zip(schema.GROUP_COLUMNS, row, strict=True))) for row in rows]
 
     def eval_ordinals(self, run_id: str, step: int) -> list[tuple[str, int]]:
-        """Return (task_id, ordinal) of each of the run's eval episodes at this step that ended and counts."""
+        """Return (task_id, ordinal) of each of the run's evaluations at this step whose result counts."""
         return self._db.execute(
             "SELECT task_id, ordinal FROM episodes WHERE run_id = ? AND kind = 'eval' AND claimed_step = ? "
             "AND reason = 'eval'",
@@ -175,7 +175,7 @@ class Reader:
         return float(found[0]) if found else 0.0
 
     def suspected(self, since: float) -> list[tuple[EpisodeRow, list[RecordedCall]]]:
-        """Return the episodes, with their calls, whose reward counts and whose client gave up on a call later than `since`."""
+        """Return the episodes whose reward counts and whose client gave up on a call later than `since`, with their calls."""
         return [(row, self.calls(row.seq) or []) for row in self._episodes(schema.SUSPECTED, (since,))]
 
     def calls(self, seq: int) -> list[RecordedCall] | None:

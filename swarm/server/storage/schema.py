@@ -177,7 +177,7 @@ SUSPECTED = (
 
 
 def cause_of(row: str = "") -> str:
-    """Return SQL for who lost an episode; NULL if nobody did. In a trigger, `row` is `OLD.` or `NEW.`.
+    """Return SQL for who is to blame for losing an episode; NULL if it was not lost. In a trigger, `row` is `OLD.` or `NEW.`.
 
     Older servers recorded no cause: their aborted and expired episodes stay without one, because it could be any of them.
     """

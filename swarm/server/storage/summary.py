@@ -1,4 +1,4 @@
-"""Totals over episodes: counts by outcome, client, version and task, who lost them, the last failures, and the newest episodes.
+"""Totals over episodes: counts by outcome, client, version and task, why they were lost, the last failures, and the newest episodes.
 
 Triggers keep the counts of settled episodes in tables, so that a summary does not have to scan a million rows. An episode is counted
 when it is settled, and counted anew if a restore or a late failure changes its outcome. The few unsettled episodes are added at query
@@ -38,7 +38,7 @@ _EXPRESSIONS: dict[str, Callable[[str], str]] = {
     "last_claim_at": lambda row: f"{row}claimed_at",
     "first_seq": lambda row: f"{row}seq",
 }
-"""SQL for the keys by which an episode is counted, and for what it adds to the sums. NULL becomes '', because keys cannot be NULL."""
+"""SQL for each key by which episodes are counted and each value that is summed. NULL becomes '', because keys cannot be NULL."""
 _SUMS = ("episodes", "reward_sum", "rewarded", "prompt_tokens", "sampled_tokens", "last_claim_at", "first_seq")
 _VERSION = of_body("client_version")
 _TELLING = f"seq + {1 << 60} * (instr(coalesce(detail, ''), 'Traceback') > 0)"
@@ -65,7 +65,7 @@ def _of(names: Sequence[str], row: str = "") -> str:
 
 
 def _counts(row: str = "") -> str:
-    """Return SQL for whether an episode's reward counts for its task."""
+    """Return an SQL condition: the episode's reward counts for its task."""
     fates = "'no_calls', 'tainted', 'superseded', 'run_ended'"
     return f"{row}reward IS NOT NULL AND ({row}reason IS NULL OR {row}reason NOT IN ({fates}))"
 
