@@ -238,7 +238,7 @@ def check_tasks(plan: Plan, folder: InstrumentFolder, python: str, draw: Draw = 
 
 
 def _with_tasks_elsewhere(plan: Plan, python: str, draw: Draw) -> Plan:
-    """Reduce the number of tasks scored on other instruments where an instrument has fewer. They run under `python`, as the study does."""
+    """Reduce the number of tasks scored on other instruments that have fewer. They too run under the study's `python`."""
     found = []
     for each in plan.transfers:
         [drawn] = draw(open_instrument(each.instrument), python, [each.task], each.tasks, 0)

@@ -53,7 +53,7 @@ def kept_model(home: Home, reference: str) -> PlanModel:
 
 
 def _trial(trials: list[TrialRecord], study_id: str, name: str) -> TrialRecord:
-    """Return the trial by name. Raises: SpecRefused with the nearest name."""
+    """Find the trial by its folder name or key. Raises: SpecRefused with the nearest name."""
     names = {folder_name(trial): trial for trial in trials}
     known = {trial.key: trial for trial in trials} | names
     if name in known:

@@ -21,7 +21,7 @@ _SERIES = ("tokens_called", "episodes", "step_s")
 def paces_on(store: Store, servers: Sequence[str], engine: str) -> list[Pace]:
     """Return the paces of the newest studies on the same servers, newest first.
 
-    `servers` are the given ones; if empty, servers with `engine` are started on this machine.
+    `servers` are their addresses; if empty, the servers are those that this machine starts with `engine`.
     """
     here = StudyOptions(servers=tuple(servers), engine=engine, machine=socket.gethostname())
     alike = [study for study in store.studies.all() if study.plan_version and _place(study.options) == _place(here)]

@@ -172,9 +172,7 @@ def _by_welch(baseline: _Side, treatment: _Side) -> float:
 
 
 def _level(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
-    """Return the level of the tests: `ALPHA`. At a look of a sequential design, only a part of it: as large as the look's part of the
-    plan's alpha.
-    """
+    """Return the level of the tests: `ALPHA`; at a look of a sequential design, a part of it in proportion to the alpha of that look."""
     spends = judged_stage(plan, hypothesis, trials).spends
     whole = math.fsum(stage.spends for stage in plan.stages if stage.spends is not None)
     return ALPHA if spends is None else ALPHA * spends / whole

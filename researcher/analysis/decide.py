@@ -99,7 +99,7 @@ def _decision(plan: Plan, branch: Branch, trials: Sequence[TrialRecord]) -> Deci
 
 
 def _power(plan: Plan, trials: Sequence[TrialRecord]) -> tuple[float | None, int | None]:
-    """Return the lowest power and the largest number of seeds needed over all hypotheses; None for both without a usable noise floor."""
+    """Return the lowest power and the most seeds needed over all hypotheses; None for both without a usable noise floor."""
     try:
         power = min(hypothesis_power(plan, h, trials) for h in plan.hypotheses)
         return power, max(hypothesis_seeds(plan, h, trials) for h in plan.hypotheses)

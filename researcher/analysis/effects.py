@@ -21,7 +21,7 @@ from researcher.study.plan import Hypothesis, Plan, StageKind
 
 
 def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | NotEnoughTrials]:
-    """Return the effect for each hypothesis id, in the plan's order; for a hypothesis that cannot be tested, the reason."""
+    """Map each hypothesis id to its effect or, if the hypothesis cannot be tested, to the reason. Keeps the plan's order."""
     compared: dict[str, Comparison] = {}
     missing: dict[str, NotEnoughTrials] = {}
     families: dict[str, list[Hypothesis]] = {}

@@ -279,12 +279,11 @@ def _more(question: Question) -> str:
 
 
 def with_own_seeds(plan: Plan) -> Plan:
-    """Give each arm that runs the same as an earlier one its own seed offset. Call this again when stages change.
+    """Give each arm with the same settings as an earlier one its own seed offset. Call this again when stages change.
 
-    Two arms with equal settings and an equal seed are the same trial twice, and the copy would count as evidence. So the second
-    arm's seeds begin after the last seed that the plan may need. Arms are compared by what runs (RunSpecs, model, steps, task
-    parameters), not by name: `4e-5` equals `0.00004`, a default that is set equals one that is omitted, and a bundle may change
-    nothing.
+    Two arms with equal settings and an equal seed are the same trial twice, and the copy would count as evidence. So the second arm's
+    seeds begin after the last seed that the plan may need. Arms are compared by what runs (RunSpecs, model, steps, task parameters),
+    not by name: `4e-5` equals `0.00004`, a default that is set equals one that is omitted, and a bundle may change nothing.
 
     Raises: pydantic's ValidationError for an arm that no server would accept.
     """
@@ -307,7 +306,7 @@ def with_own_seeds(plan: Plan) -> Plan:
 
 
 def _what_runs(plan: Plan, arm: Arm) -> str:
-    """Return, as JSON, everything except seeds that an arm's trials receive. Factors that the arm does not vary are at their defaults."""
+    """Return, as JSON, everything but the seeds that an arm's trials receive. Factors that the arm does not vary have their defaults."""
     levels = plan.levels_of(arm)
     specs = [
         RunSpec.model_validate(plan.run_fields(levels, role)).model_dump(mode="json") for role in (None, *plan.roles)

@@ -110,7 +110,7 @@ def folder_model(path: Path) -> PlanModel:
 
 
 def models_of(arms: Sequence[Arm], factors: Sequence[Factor], named: Mapping[str, PlanModel]) -> tuple[PlanModel, ...]:
-    """Return the models in which arms differ, in the arms' order; empty if all arms share one. `named` maps names to the spec's models."""
+    """Return the models in which arms differ, in the arms' order; empty if all arms share one. `named` maps names to spec models."""
     names = [factor.name for factor in factors if factor.target == STUDY_MODEL]
     found = dict.fromkeys(str(arm.levels[name]) for arm in arms for name in names if name in arm.levels)
     return tuple(named.get(model) or PlanModel(name=model) for model in found)

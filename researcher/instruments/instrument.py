@@ -127,7 +127,7 @@ class Metric(StrictModel):
     true: Annotated[bool, Field(exclude_if=lambda true: not true)] = False
     """For an outcome: whether it measures what is really wanted. The sentinel `reward_against_success` compares the reward with it."""
     role: Annotated[str | None, Field(exclude_if=lambda role: role is None)] = None
-    """Role of another model; None for the main one."""
+    """Role of the model that is measured; None for the main one."""
     on: Annotated[str | None, Field(exclude_if=lambda on: on is None)] = None
     """Another instrument on whose held-out tasks the trained model is scored; None: the study's own. Only plans set it."""
     threshold: float | None = None

@@ -17,7 +17,7 @@ class NoticeKind(StrEnum):
     """Nothing has progressed for some time."""
     CONCLUSION = "conclusion"
     DIGEST = "digest"
-    """Sent once a day."""
+    """A summary that is sent once a day."""
     TEST = "test"
     """A person tests whether notices arrive."""
 

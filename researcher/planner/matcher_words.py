@@ -34,7 +34,7 @@ _MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=")
 SIDES = ("vs", "than", "beat", "lose", "equal")
 """Kinds of words that stand between compared things."""
 CLAIMS = {"best": 1, "better": 1, "faster": 1, "beat": 1, "worse": -1, "slower": -1, "lose": -1}
-"""Kinds of words that say which direction is better."""
+"""Kinds of words that claim a direction: 1 for better, -1 for worse."""
 _PASSED = (*SIDES, *CLAIMS, "list", "to", "more", "less", "which", "metric", "instrument", "level")
 _APART = ("on", "for", "in", "with", "when", "using", "under", "by")
 
@@ -43,8 +43,8 @@ _APART = ("on", "for", "in", "with", "when", "using", "under", "by")
 class Item:
     """A recognised phrase, or one unknown word.
 
-    `kind` is the kind of the declared thing, or a word class of the table. `what` is its declared name. `value` is a level or a
-    number; for a metric, the claimed direction. `led` is the preposition before the phrase.
+    `kind` says what it is: a factor, level, metric, number and so on, or a word class of the table. `what` is its declared name.
+    `value` is a level or a number; for a metric, the claimed direction. `led` is the preposition before the phrase.
     """
 
     kind: str
@@ -371,7 +371,7 @@ class Levels:
             self.levels.append(Level(self.factors["parameters"], "lora", adapters[0].at))
 
     def _of(self, name: str) -> list[Level]:
-        """Return the distinct levels of a factor, in the topic's order."""
+        """Return the distinct levels of a factor."""
         levels = [level for level in self.levels if level.factor.name == name]
         return list({level.value: level for level in levels[::-1]}.values())[::-1]
 

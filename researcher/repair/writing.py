@@ -117,7 +117,7 @@ class WrittenFactor(StrictModel):
 
 
 class WrittenInstrument(StrictModel):
-    """The LLM's answer."""
+    """The LLM's answer: the code of a new instrument and its factors."""
 
     name: Name
     title: Line

@@ -202,9 +202,8 @@ _TESTED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmLosses:
-    """One arm's attempts at episodes of one kind.
-
-    `claims` holds attempts, set_aside, share, and every cause of losses in the study.
+    """One arm's attempts at episodes of one kind. `claims` holds attempts, set_aside, share, and one count per cause of losses in the
+    study.
     """
 
     arm: str

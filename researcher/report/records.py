@@ -177,7 +177,7 @@ def mean_curve(lines: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, 
 
 
 def held_out_curve(trial: TrialRecord) -> list[tuple[int, float]]:
-    """Return the mean held-out reward by step from interim evaluations, or if there are none, from those before and after training."""
+    """Return (step, mean held-out reward): from interim evaluations or, without any, from the evaluations before and after training."""
     if interim := trial.series.get(HELDOUT_REWARD):
         return sorted(interim)
     ends = [[value for _, value in trial.series.get(f"eval_reward_{when}", ())] for when in ("before", "after")]

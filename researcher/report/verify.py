@@ -34,7 +34,7 @@ from researcher.report.writer import (
 _PROGRESS = ("trial_", "attempt_", "decision", "amended", "repaired")
 """Prefixes of event kinds that change a report."""
 _ANSWERS = (".diff", ".low", ".high")
-"""Suffix of claims whose value is a reason in words."""
+"""Suffixes of the claims that every report must print: effects and both ends of their intervals."""
 _REASON = ".reason"
 """Suffix of claims that state a reason in words."""
 _MISSING = "the file is missing; `researcher report` rewrites it"

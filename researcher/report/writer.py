@@ -103,7 +103,7 @@ def claims_digest(claims: Sequence[Claim]) -> str:
 def wording(*further: Path) -> str:
     """Return a digest of the code and templates that determine a report's text, including the code in `further` folders.
 
-    Two versions surely write the same text for equal records only if their digests are equal.
+    Only versions with equal digests are sure to write the same text for equal records.
     """
     folders = (TEMPLATES.parent, TEMPLATES.parents[1] / "analysis", *further)
     parts = [f"{name}\0".encode() + file.read_bytes() for folder in folders for name, file in visible_files(folder)]

@@ -114,7 +114,7 @@ class StageKind(StrEnum):
 
 
 class Stage(StrictModel):
-    """Which arms run, and on which seeds: from `first_seed` to `first_seed + seeds - 1`, plus the `seed_offset` of arms that have one."""
+    """Which arms run, on the seeds `first_seed` to `first_seed + seeds - 1`, plus the `seed_offset` of arms that have one."""
 
     id: str
     kind: StageKind
