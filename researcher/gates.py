@@ -156,7 +156,7 @@ def answer_text(answer: Answer) -> str:
 
 
 def _settle(store: Store, study_id: str, gate: str, answer: Answer) -> None:
-    """Put the answer into the study's status, unless a worker holds the study; it will find the answer itself.
+    """Put the answer into the study's status, unless a worker holds the study: the worker will find the answer by itself.
 
     A rejection stops the study immediately, unless its worker died. In that case `resume` ends its running trials and stops it.
     """

@@ -172,7 +172,7 @@ def _by_welch(baseline: _Side, treatment: _Side) -> float:
 
 
 def _level(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
-    """Return the level of the tests: `ALPHA`; at a look of a sequential design, a part of it in proportion to the alpha of that look."""
+    """Return the level of the tests: `ALPHA` or, at a look of a sequential design, a part in proportion to the look's alpha."""
     spends = judged_stage(plan, hypothesis, trials).spends
     whole = math.fsum(stage.spends for stage in plan.stages if stage.spends is not None)
     return ALPHA if spends is None else ALPHA * spends / whole

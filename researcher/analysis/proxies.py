@@ -249,7 +249,7 @@ def _agreement(
 
 
 def _gain(sides: Sequence[Mapping[int, float]], each: int) -> Estimate:
-    """Return the mean of after minus before, with its standard error over the tasks that both sides have."""
+    """Return the mean change from before to after training, with its standard error over the tasks that both evaluations have."""
     before, after = (task_means(side.items(), each) for side in sides)
     return Estimate.over([after[task] - before[task] for task in sorted(set(before) & set(after))])
 

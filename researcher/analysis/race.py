@@ -167,7 +167,10 @@ def winning_chance(plan: Plan, *, first_rung_seeds: int, sigma: float, effect: f
 
 
 def rung_seeds(plan: Plan, stage: Stage, *, sigma: float) -> int:
-    """Return the seeds per arm of a rung that let an arm with the planned effect survive with the root of the planned power."""
+    """Return the seeds per arm of a rung, within its bounds.
+
+    With enough seeds, an arm with the planned effect survives all rungs with at least the square root of the planned power.
+    """
     first = _rungs(plan)[0]
     seeds = first.seeds
     while seeds < first.max_seeds and not _enough(plan, seeds, sigma):

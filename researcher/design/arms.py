@@ -39,7 +39,7 @@ _Named = tuple[str, Scalar]
 
 
 def arms_of(question: Question) -> tuple[Arm, ...]:
-    """Return one arm per level, named after it (see `names_of`). Equal levels make arms with different names (a null study)."""
+    """Return one arm per level, named after it (see `names_of`). Equal levels give arms with different names, for a null study."""
     if question.bundles:
         return tuple(
             Arm(name=name, levels={factor.name: level for factor, level in settings})
@@ -306,7 +306,7 @@ def with_own_seeds(plan: Plan) -> Plan:
 
 
 def _what_runs(plan: Plan, arm: Arm) -> str:
-    """Return, as JSON, everything but the seeds that an arm's trials receive. Factors that the arm does not vary have their defaults."""
+    """Return everything but the seeds that an arm's trials receive, as JSON. Factors that it does not vary are at their defaults."""
     levels = plan.levels_of(arm)
     specs = [
         RunSpec.model_validate(plan.run_fields(levels, role)).model_dump(mode="json") for role in (None, *plan.roles)

@@ -34,7 +34,7 @@ from swarm.client.own_algorithms import SourceFault, read_function
 Setting = tuple[Factor, Scalar]
 _MODEL, _STEPS = "model", "steps"
 HUB, DIGEST, _DIGITS = "hf:", "#sha256=", 16
-"""Syntax of data sets: prefix of one on the hub; separator before a data file's digest; number of hexadecimal digits kept of it."""
+"""Syntax of data sets: prefix of a data set on the hub; separator before a file's digest; number of its digits to keep."""
 
 
 _SOURCE_NOTE = "The plan holds the text of {}: edits of the file change nothing any more."
@@ -254,9 +254,9 @@ def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> Spec
 
 
 def _compared(known: InstrumentNames, name: str, given: Compared) -> Varied:
-    """Return the levels to compare, baseline first.
+    """Return the factor with the levels to compare, baseline first.
 
-    Unless stated, the baseline is the first level, as in `--vary`; for a single level, the default.
+    If the spec names no baseline, it is the first level, as in `--vary`; for a single level, it is the default.
     """
     factor = known.factor(name, "compare")
     levels = [known.setting(name, level, "compare")[1] for level in given.levels]

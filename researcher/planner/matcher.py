@@ -230,8 +230,8 @@ class _Study(Levels):
         return [next((level for level in levels if level.value == level.factor.default), levels[0])]
 
     def _default(self, level: Level) -> Level:
-        """Return the level to compare a single level with: the default. If the level is the default, compare it with the level that
-        switches the factor off or on.
+        """Return the level to compare a single level with: the default or, if the level is the default, the level that switches the
+        factor off or on.
         """
         factor = level.factor
         other = on_level(factor) if level.value == off_level(factor) else factor.off

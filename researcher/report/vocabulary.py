@@ -319,7 +319,7 @@ class Vocabulary(LossWords):
         return len(self._plan.hypotheses)
 
     def count_tested(self) -> Value:
-        """Count the hypotheses that are tested in some stage. Leaves out those that the plan's rules dropped and those still in a race."""
+        """Count the hypotheses that are tested in some stage. Leaves out those that the plan's rules dropped or that still race."""
         self._records.check_all()
         return sum(self._is_tested(hypothesis) for hypothesis in self._plan.hypotheses)
 
@@ -338,7 +338,7 @@ class Vocabulary(LossWords):
         return known[id]
 
     def _check(self, hypothesis: str) -> None:
-        """Check that the hypothesis exists, and check the finals of all hypotheses: Holm's adjustment makes each effect depend on all."""
+        """Check that the hypothesis exists, and check all hypotheses' finals: Holm's adjustment makes each effect depend on all."""
         self._hypothesis(hypothesis)
         self._records.check_all()
 

@@ -146,7 +146,7 @@ def _hosts(spec: SandboxSpec, folder: Path) -> Path:
 
 
 def _make_room(spec: SandboxSpec) -> None:
-    """Create the folder of the sockets and change to it: relative paths keep a socket's path below the limit of about 100 characters."""
+    """Create the folder of the sockets and change to it: relative paths keep a socket's path below the limit of ~100 characters."""
     relays = Path(spec.folder) / _RELAYS
     relays.mkdir(exist_ok=True)
     for socket in relays.glob("*.sock"):
