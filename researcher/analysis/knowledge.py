@@ -242,7 +242,7 @@ class Contradiction:
 def contradictions(findings: Sequence[Finding], *, largest_seed: int = -1) -> list[Contradiction]:
     """List every contradicting pair, oldest first.
 
-    `largest_seed` is the largest seed of this home's studies; replications start above it.
+    `largest_seed` is the largest seed of the studies in this data directory; replications start above it.
     """
     alike: dict[str, list[tuple[Finding, Answer]]] = defaultdict(list)
     for finding in sorted(findings, key=lambda each: (each.at, each.id)):
