@@ -236,7 +236,7 @@ def survivors(seen: View) -> list[AimFactor]:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The model's belief about every setting in reach, relative to the default; more is better.
+    """The Gaussian process's prediction for each setting, as a gain over the default; positive is better.
 
     `mean` and `sd` have shape (N,) and are in the metric's unit.
     """

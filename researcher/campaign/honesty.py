@@ -246,7 +246,7 @@ def limits(action: Action, seen: Seen) -> dict[str, Any]:
 
 
 def too_little(budget: dict[str, Any]) -> str:
-    """Say which limits are exhausted; empty while something is left of each."""
+    """Return a text that names the exhausted limits; empty if none is exhausted."""
     spent = [name for name, value in budget.items() if value < 1]
     return f"nothing is left of the budget's {' and '.join(spent)}" if spent else ""
 

@@ -111,7 +111,7 @@ def aims_on_record(record: CampaignRecord, events: Sequence[CampaignEvent]) -> l
 
 
 def left_alone(events: Sequence[CampaignEvent]) -> list[str]:
-    """Return the factors that people want left alone: those in the newest message with `leave`, which may name none."""
+    """Return the factors that people want left alone, as named by the newest message with `leave`. It may name none."""
     named = [event.detail["leave"] for event in events if event.kind == "told" and "leave" in event.detail]
     return named[-1] if named else []
 

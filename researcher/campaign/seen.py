@@ -89,7 +89,7 @@ class StudySeen(StrictModel):
     """Whether its trials differ from the campaign's usual ones in more than the arms' levels (other settings, lengths or factors).
     Its measurements then belong to no setting of the goal's factors."""
     baseline: str
-    """For a confirmation: `default`, `incumbent` or `other`."""
+    """What a confirmation compares with: `default`, `incumbent` or `other`. Empty for other studies."""
     trials: int
     wall_s: float
     tokens: float
@@ -446,7 +446,7 @@ def _arm(plan: Plan, aim: Aim, name: str, trials: Sequence[TrialRecord], misled:
 
 
 def _levels(plan: Plan, aim: Aim, name: str) -> dict[str, Scalar]:
-    """Return an arm's levels of the aim's factors, where they differ from the defaults."""
+    """Return the arm's levels that differ from the defaults. Only the aim's factors count."""
     known = default_levels(aim)
     return changed(aim, {factor: level for factor, level in plan.arm(name).levels.items() if factor in known})
 

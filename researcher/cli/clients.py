@@ -104,7 +104,7 @@ def _imported(folder: Path) -> list[str]:
 async def place_of(
     options: StudyOptions, folder: InstrumentFolder, clock: Clock, python: str, tell: Callable[[str], None]
 ) -> ClientPlace:
-    """Return the place where this study's clients run. Raises: UsageError, ClusterUnreachable."""
+    """Return the place where this study's clients run: this machine or a Ray cluster. Raises: UsageError, ClusterUnreachable."""
     kind, address = _parsed(options.clients)
     if kind == LOCAL:
         return LocalPlace(clock, python)

@@ -194,7 +194,7 @@ def _database() -> Row:
 
 
 def _services() -> list[Row]:
-    """List services that can receive notices by name, because their addresses are secrets."""
+    """List the services that can receive notices, by name only: their addresses are secrets."""
     try:
         from researcher.notify.services import named, notifier_of
     except ModuleNotFoundError as error:

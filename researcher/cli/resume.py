@@ -194,9 +194,9 @@ def _tell(outcome: Outcome, study_id: str, *, as_json: bool) -> None:
 
 
 _GLANCE_S = 0.5
-"""How long a new daemon waits for the lock, because a check for a live daemon holds it for a moment."""
+"""Seconds that a new daemon waits for the lock, because a check for a live daemon holds it for a moment."""
 _HANDOVER_S = 5.0
-"""How long a new daemon waits for an old one that may be ending."""
+"""Seconds that a new daemon with `--until-idle` waits for the lock of an old one that may be ending."""
 
 
 def daemon_command(args: argparse.Namespace) -> int:

@@ -110,7 +110,7 @@ async def _statuses(urls: list[str]) -> list[ServerStatus | None]:
 
 
 _ANSWER_S = 3.0
-"""How long to wait for a server's status."""
+"""Seconds to wait for a server's status."""
 
 
 def ask_servers(urls: Sequence[str]) -> list[ServerStatus | str]:

@@ -251,7 +251,7 @@ def exit_code(home: Home, study: StudyRecord) -> int:
 _CURVES = ("reward_mean", HELDOUT_REWARD, HELDOUT_SUCCESS)
 _LOOK_EVERY_S = 2.0
 _STARTING_S = 15.0
-"""How long a daemon may take to start."""
+"""Seconds that a daemon may take to start."""
 
 
 def watch_command(args: argparse.Namespace) -> int:

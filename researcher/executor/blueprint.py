@@ -89,7 +89,7 @@ class Work:
                 )
 
     def folder(self, trial: TrialRecord, attempt: int) -> Path:
-        """Return the folder for the blueprint and the client's output of one attempt."""
+        """Return the folder of one attempt, for its blueprint and its client's output."""
         trials = self.setup.studies / self.study_id / "trials" / trial.key.split("/", 1)[0]
         plain = f"{_written(trial.arm)}-seed{trial.seed}"
         if (

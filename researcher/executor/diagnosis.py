@@ -190,7 +190,7 @@ def _blocks(text: str) -> list[str]:
 
 
 def _judge(block: str, folder: Path) -> Diagnosis:
-    """Judge one traceback."""
+    """Diagnose one traceback: something other than the code failed, the code failed, or it is unclear."""
     frames = list(_FRAME.finditer(block))
     error = exception_line(block)
     kind, own = _kind(error), [frame for frame in frames if _inside(frame["file"], folder)]

@@ -23,7 +23,7 @@ from foundation.logs import redact
 from researcher.executor.errors import ClusterUnreachable
 
 _ANSWER_S = 30.0
-"""Time limit of one request to the job server."""
+"""Time limit of one request to the job server, in seconds."""
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 8.0
 _OVER = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 _OWN_END = "JOB_ENTRYPOINT_COMMAND_ERROR"
@@ -314,7 +314,7 @@ def _seen(server: JobServer, submission_id: str) -> SeenJob | None:
 
 
 def _shortened(text: str) -> str:
-    """Shorten a text to one line with its beginning and its end, because a traceback has its error at the end."""
+    """Join a text into one line. If it is long, keep its beginning and its end, where a traceback has its error."""
     line = " ".join(text.split())
     return line if len(line) <= 2 * _END else f"{line[:_END]} ... {line[-_END:]}"
 

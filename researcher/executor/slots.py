@@ -224,7 +224,7 @@ def _details(error: Refusal) -> str:
 
 _EVENT = "weights"
 _SHOWN = 12
-"""Number of hexadecimal digits of a fingerprint that are shown, the same as on servers."""
+"""Number of hexadecimal digits shown of a fingerprint, the same number that servers show."""
 
 
 def misfit(model: PlanModel, url: str, status: ServerStatus, seen: str | None = None) -> str | None:

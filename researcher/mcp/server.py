@@ -155,7 +155,7 @@ _TEMPLATES = [
 
 
 def _reports(home: Home) -> list[Resource]:
-    """List the existing reports of the newest studies and campaigns. Resource templates reach the others."""
+    """List the existing reports of the newest studies and campaigns. Clients reach the others through resource templates."""
     known = [("studies", study.id, study.topic) for study in home.store.studies.all()[:_MOST_LISTED]]
     known += [("campaigns", each.id, each.goal["goal"]) for each in home.store.campaigns.all()[:_MOST_LISTED]]
     return [

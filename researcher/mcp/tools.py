@@ -240,7 +240,7 @@ def _price(research: Research, given: StudyText) -> Answer:
 
 
 def _needs_approval(research: Research, ready: Ready) -> str | None:
-    """Say how to get approval if the study's budget, at which it ends, is above the limit; else return None."""
+    """Say how to get approval, if the study's wall-time budget is above the limit; else return None."""
     if ready.plan.budget.wall_s <= seconds(research.limit):
         return None
     return (

@@ -52,7 +52,7 @@ _AHEAD_S = 8 * 86_400.0
 """Maximum time ahead for which a look is scheduled."""
 _KNOCK_S = 0.1
 STARTING_S = 15.0
-"""Time limit for starting a daemon."""
+"""Time limit for starting a daemon, in seconds."""
 _PLANNED_S = 600.0
 """A study that still has no frozen plan after this time was abandoned during planning."""
 _children: list[subprocess.Popen[bytes]] = []

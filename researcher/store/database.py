@@ -55,7 +55,8 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def place_of(url: str) -> str:
-    """Return the place that a URL names, without user, password and options, so that two URLs can be compared.
+    """Return the kind, host, port and name of a URL's database, without user, password and options, so that two URLs can be
+    compared.
 
     Raises: DatabaseRefused.
     """

@@ -355,7 +355,7 @@ class BudgetRow(Base):
 
 
 class SpendingRow(Base):
-    """One expense: reserved first, spent afterwards. `item` makes both operations idempotent."""
+    """One expense: reserved first, spent afterwards. `item` makes reserving and spending idempotent."""
 
     __tablename__ = "budget_spendings"
     __table_args__ = (

@@ -47,7 +47,7 @@ class Transactions:
 
     @contextmanager
     def owning(self, study_id: str) -> Iterator[Session]:
-        """Open a transaction of the owner of a study or campaign.
+        """Open a write transaction for the owner of a study or campaign.
 
         Raises: LeaseSuperseded when the study is leased and this store does not have the lease's token, or when this store's own
         lease was released.

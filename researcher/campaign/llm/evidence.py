@@ -15,9 +15,8 @@ from researcher.store.store import Store
 class StoreEvidence:
     """The evidence in a store.
 
-    `opened` returns an instrument of the campaign by its name. `on_echo` says whether the campaign runs on the echo engine: then it
-    sees only findings from that engine, and otherwise none of them.
-    """
+    `opened` returns an instrument of the campaign by its name. `on_echo` says whether the campaign runs on the echo engine. Such a
+    campaign sees only findings from that engine; any other campaign sees none of them."""
 
     store: Store
     opened: Callable[[str], Instrument]
