@@ -93,7 +93,7 @@ class Loss(BaseModel):
     cause: Cause
     episodes: int
     share: float
-    """Share of all episodes."""
+    """Share of all episodes that were lost for this cause."""
     tasks: list[str] = []
     """The tasks with the most attempts lost for this cause."""
     advice: str

@@ -248,7 +248,7 @@ class Rollouts:
             self._unit_over.set()
 
     def _set_aside(self, which: _Which, *, failed: bool) -> None:
-        """Set a task aside: make no more attempts at it. `failed` means that its rollout just failed.
+        """Set a task aside: make no more attempts at it. `failed` is true if its rollout has just failed.
 
         Raises: RolloutsFailing if too many tasks in a row have failed.
         """

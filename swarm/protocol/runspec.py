@@ -25,7 +25,7 @@ AS_STORED = {"as": "stored"}
 stopped."""
 _USUAL_POOL = 4096
 _PAIR = 2
-"""Minimum number of episodes that can be compared."""
+"""Minimum number of episodes whose rewards can be compared."""
 UNCUT: dict[str, tuple[int, ...]] = {"top_p": (1,), "top_k": (0, -1)}
 """Values that do not truncate the distribution."""
 
@@ -126,7 +126,7 @@ class SamplingSpec(ClientModel):
     temperature: NonNegative = 1.0
     top_p: Annotated[float, Field(gt=0, le=1), NotBoolean] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=MOST), NotBoolean] = -1
-    """-1 or 0 means no limit."""
+    """Sample only from this many of the likeliest tokens; -1 or 0 means no limit."""
     max_tokens: Count = 256
     thinking: Annotated[bool | None, Field(exclude_if=lambda thinking: thinking is None)] = None
     """Whether models that support it think before answering (`enable_thinking` of the chat template). None: the template's default."""

@@ -44,7 +44,7 @@ class TeamResult(ClientModel):
     metrics: dict[str, Finite] = {}
     metadata: dict[str, Any] = {}
     despite: Despite = None
-    """See `EpisodeResult.despite`."""
+    """How the agent recovered from a call that failed on the server; see `EpisodeResult.despite`."""
 
 
 class EpisodePreparation(ClientModel):

@@ -68,7 +68,7 @@ class Watchers:
             self._many[level, one_of] = (self._many.get((level, one_of), (0, ""))[0] + 1, line)
 
     def sum_up(self) -> None:
-        """Log one line for each kind, about all its lines since the last call. Call this every few seconds."""
+        """Log one line for each kind, about all its lines since the previous summary. Call this every few seconds."""
         many, self._many = self._many, {}
         for (level, kind), (count, newest) in many.items():
             _write(level, f"{kind}: {count} (last: {newest})")

@@ -47,7 +47,7 @@ class EpisodeKey:
     episode_id: str
     lease: str
     any_model: bool = False
-    """Whether its agents may call the model by any name."""
+    """Whether the episode's agents may call the model by any name."""
 
 
 class Keyring:

@@ -35,7 +35,7 @@ because it would make every prompt different."""
 
 
 class AnthropicMessages(ItemDialect):
-    """`/v1/messages`."""
+    """The rules of `/v1/messages`."""
 
     name = "messages"
 
@@ -126,7 +126,7 @@ def _tools(body: JsonObject) -> JsonObject:
 
 
 def _referred(messages: Sequence[JsonObject]) -> set[str]:
-    """Return the names of tools that tool results refer to: a search for deferred tools has found them."""
+    """Return the names of deferred tools that tool results refer to, because a tool search has found them."""
     blocks = [block for message in messages if isinstance(message["content"], list) for block in message["content"]]
     parts = [part for block in blocks if isinstance(block.get("content"), list) for part in block["content"]]
     return {str(part.get("tool_name")) for part in parts if isinstance(part, dict) and part.get("type") == _REFERENCE}

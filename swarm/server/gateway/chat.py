@@ -16,7 +16,7 @@ _NOT_SERVED = ("add_generation_prompt", "continue_final_message", "echo", "chat_
 
 
 class ChatCompletions(Dialect):
-    """`/v1/chat/completions`."""
+    """The rules of `/v1/chat/completions`."""
 
     name = "chat.completions"
     form = ChatForm()

@@ -42,7 +42,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_t
 
 
 class Responses(ItemDialect):
-    """`/v1/responses`."""
+    """The rules of `/v1/responses`."""
 
     name = "responses"
 

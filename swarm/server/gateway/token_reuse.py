@@ -62,7 +62,7 @@ class EarlierCall:
     rendered: list[int]
     sampled_ids: list[int]
     stopped: bool = False
-    """Whether it ended at a stop string, which its answer does not show."""
+    """Whether the choice ended at a stop string, which the answer does not show."""
 
     @cached_property
     def normal_sent(self) -> list[dict[str, Any]]:

@@ -98,7 +98,7 @@ class _Wait:
 
     since: float
     early: bool
-    """Whether it began before any family had its part of the next step ready. Such a wait pauses while a client plays the family."""
+    """Whether the wait began before any family had its part of the next step. It then pauses while a client plays the family."""
     resting: bool = False
     """Whether the wait is paused because a client plays the family. If that episode is lost, the wait resumes with the same `since`; if
     it reaches the pool, the wait ends."""

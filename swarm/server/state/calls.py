@@ -96,12 +96,12 @@ class CallAttempt:
     key: str | None = None
     """The request's Idempotency-Key header, if it has one."""
     is_retry: bool = False
-    """Whether its SDK marks it as a retry of a failed request."""
+    """Whether the SDK marks the request as a retry of a failed one."""
     began: int
     ended: int
     """Positions of the request's beginning and end among those of all requests."""
     outcome: Outcome
-    """How it ended. "left" means that its client went away, or its episode ended, while nothing seemed wrong."""
+    """How the request ended. "left" means that its client went away, or its episode ended, while nothing seemed wrong."""
     left_at: float | None = None
     """Unix time at which its client gave up, if it may still turn out that the engine was hanging by then."""
     call_ids: frozenset[str] = frozenset()

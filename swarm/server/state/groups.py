@@ -40,7 +40,7 @@ class Group:
     left: set[str] = field(default_factory=set)
     """Clients of the group that now run a different version of their code."""
     useless: bool = False
-    """Whether its episodes will be dropped: it is too stale or quarantined, or its family was removed from the mix."""
+    """Whether the group's episodes will be dropped: it is too stale or quarantined, or its family was removed from the mix."""
 
     @property
     def key(self) -> GroupKey:
@@ -57,7 +57,7 @@ class Group:
 
     @property
     def counts(self) -> bool:
-        """Whether it takes up room in the pool, so that others may have to wait."""
+        """Whether the group takes up room in the pool, so that others may have to wait."""
         return not self.useless and not (self.open and self.forsaken)
 
     @property

@@ -56,25 +56,25 @@ class LiveEpisode:
     idle_at: float
     """When the idle limit runs out, unless a call is open."""
     ends_at: float = math.inf
-    """When max_episode_s runs out."""
+    """When the episode exceeds its max_episode_s."""
     max_call_s: float = math.inf
     guest: bool = False
-    """Whether it was claimed with a `GuestClaim`."""
+    """Whether the episode was claimed with a `GuestClaim`."""
     session: str | None = None
     claim_key: str | None = None
     claim_digest: str = ""
     calls: list[RecordedCall] = field(default_factory=list)
     attempts: list[CallAttempt] = field(default_factory=list)
-    """Its agents' finished requests."""
+    """The finished requests of the episode's agents."""
     refusal: str = ""
-    """Why its last request was refused; empty if it was not."""
+    """Why the episode's last request was refused; empty if it was not."""
     calls_opened: int = 0
     open_since: dict[int, float] = field(default_factory=dict)
     """Maps the index of each open call to the time at which it was opened."""
     expiry: tuple[Cause, str] | None = None
-    """Why it expired. Set while it waits for the records of the calls that were open at that time."""
+    """Why the episode expired. Set while it waits for the records of the calls that were open at that time."""
     close_at: float = math.inf
-    """When it will be closed even if some of those records are missing."""
+    """When an expired episode is closed even if records of its calls are still missing."""
     check_at: float = math.inf
     """Time of its next entry in `Deadlines`; set by `Deadlines.watch`."""
     cached_entry: LedgerEntry | None = None

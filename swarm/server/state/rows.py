@@ -67,7 +67,7 @@ class EpisodeRow:
 
     @property
     def ungrouped(self) -> bool:
-        """Whether its group is chosen only at its end; see `state.ungrouped`."""
+        """Whether the episode's group is chosen only when it ends; see `state.ungrouped`."""
         return self.kind == "train" and self.group_id is None
 
     def entry(self) -> LedgerEntry:
@@ -95,9 +95,9 @@ class VersionRow:
     reward_sum: float = 0.0
     square_sum: float = 0.0
     opening: list[float] = field(default_factory=list)
-    """The rewards of its first episodes."""
+    """The rewards of the version's first episodes."""
     recent: list[float] = field(default_factory=list)
-    """The rewards of its most recent episodes."""
+    """The rewards of the version's most recent episodes."""
     before: str | None = None
     baseline: list[float] = field(default_factory=list)
     """The most recent rewards of the previous version when the first episode of this version ended."""
@@ -135,9 +135,9 @@ class TeamRow:
     result: dict[str, Any]
     """The fields of a `TeamResult`."""
     outcome: TeamOutcome | None = None
-    """None while it is prepared."""
+    """The team's decision; None while the episode is prepared."""
     how: str | None = None
-    """What decided it: client, silence, decider, operator or run_ended."""
+    """What decided the outcome: client, silence, decider, operator or run_ended."""
 
     @property
     def decides(self) -> bool:
@@ -177,7 +177,7 @@ class RunRow:
     ended_at: float | None = None
     stop_requested_at: float | None = None
     released: bool = False
-    """Whether its weights are no longer served, because it was stopped, failed or was replaced."""
+    """Whether the run's weights are no longer served, because it was stopped, failed or was replaced."""
     checkpoints: list[int] = field(default_factory=list)
     """Steps of the checkpoints that are kept, ascending; the hosted model itself is step 0."""
     branched_at: int = 0
@@ -227,7 +227,7 @@ class StepRow:
     config_version: int
     groups: list[PlannedGroup]
     values: dict[str, float]
-    """Its metrics: only those of the pool while it is journalled, all of them once it is done."""
+    """The step's metrics: only those of the pool while it is journalled, all of them once it is done."""
     state: StepState = "journalled"
     at: float = 0.0
     """Unix time at which it entered its state."""
@@ -239,7 +239,7 @@ class HeldOutRow:
 
     step: int
     reward: float
-    """Mean reward."""
+    """Mean reward of these episodes."""
     episodes: int
 
 
@@ -332,7 +332,7 @@ class Snapshot:
     next_episode_seq: int
     next_group_seq: int
     run: RunRow | None
-    """The newest run."""
+    """The newest run; None if no run was ever started."""
     configs: list[ConfigRow]
     step: int
     """The run's newest step that is done; 0 before the first."""

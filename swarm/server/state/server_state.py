@@ -52,7 +52,7 @@ class Situation:
     opened_run: str | None = None
     """The run whose newest weights the engine serves."""
     run_directory: str = ""
-    """Folder of that run's checkpoints."""
+    """Folder of the checkpoints of `opened_run`."""
     serve_again: bool = False
     """Whether inference was restarted, so that the weights must be served again before anything else."""
     collecting_since: float = 0.0

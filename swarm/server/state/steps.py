@@ -147,7 +147,7 @@ def record(t: Transition, outcome: StepOutcome, *, train_s: float, sync_s: float
 
 
 def checkpointed(t: Transition, run_id: str, step: int, best: int | None = None) -> None:
-    """Record that the engine wrote a full checkpoint of this step. `best` is the step of a checkpoint that it keeps although it is old."""
+    """Record that the engine wrote a full checkpoint of this step. `best` is a step whose checkpoint it keeps even if it is old."""
     run = t.state.run
     if run is None or run.run_id != run_id:
         raise ValueError(f"cannot record a checkpoint of {run_id!r}: it is not this server's run")

@@ -35,7 +35,8 @@ def no_room(t: Transition, run: Run) -> NotYet | None:
     """Return why an ungrouped train episode cannot begin now; None if it can. Codes: invalid_spec if the run has a mix.
 
     The limit is the number of episodes that the next steps can use. Of the incomplete groups, only as many as those steps need are
-    counted, the fullest first. So even a client that spreads its episodes over many tasks can go on filling groups until the pool is full.
+    counted, the fullest first. So even a client that spreads its episodes over many tasks can go on filling
+    groups until the pool is full.
     """
     state, batch, groups = t.state, run.spec.batch, t.state.groups
     if batch.mix:
