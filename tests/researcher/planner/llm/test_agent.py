@@ -288,7 +288,7 @@ async def test_the_same_endings_without_tools_and_without_a_schema() -> None:
     assert [tool["function"]["name"] for tool in first["tools"]][-3:] == [*ENDINGS]
     assert second["response_format"]["json_schema"]["schema"]["properties"]["ending"]["enum"] == [*ENDINGS]
     assert not {"response_format", "tools"} & set(third)
-    with pytest.raises(PlanningRefused, match="in every form; the last: nothing goes"):
+    with pytest.raises(PlanningRefused, match="in every form; the last reason: nothing goes"):
         await planner(ScriptedLlm(LlmRefused("nothing goes"))).propose(request())
 
 

@@ -256,6 +256,8 @@ async def test_adapters_are_served_as_they_are_trained_and_hosted_weights_again_
     engine: LocalEngine, tmp_path: Path
 ) -> None:
     lora = LORA.computed_in(engine.info.dtype)
+    untrained = RunContext(run_id="run-untrained", branch=0, spec=RunSpec(), directory=tmp_path / "untrained")
+    await engine.open_run(untrained)  # what an earlier test trained is no longer served
     hosted = await engine.sample(request(chat("Say red", seed=3)))
     run = RunContext(run_id="run-lora", branch=0, spec=lora, directory=tmp_path / "lora")
     assert await engine.open_run(run) == 0
