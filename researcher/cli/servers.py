@@ -209,7 +209,7 @@ async def have_models(
 
 
 def _have(model: PlanModel) -> None:
-    elsewhere = "or give a --server that hosts these weights"
+    elsewhere = "or give a --server that hosts the planned weights"
     if model.path is not None and not Path(model.path).is_dir():
         raise ModelUnavailable(
             f"the plan trains {model.title} from the folder {model.path}, which is not on this machine; copy it there, {elsewhere}"
@@ -217,8 +217,8 @@ def _have(model: PlanModel) -> None:
     found = resolve(model.source)
     if model.fingerprint not in (None, found.fingerprint):
         raise ModelUnavailable(
-            f"{model.path} holds different weights ({found.fingerprint[:12]}) than when the study was planned ({model.title}); put "
-            f"those back, {elsewhere}, or start a new study"
+            f"{model.path} holds different weights ({found.fingerprint[:12]}) than when the study was planned ({model.title}); "
+            f"restore the planned weights, {elsewhere}, or start a new study"
         )
 
 

@@ -78,13 +78,13 @@ class Work:
     def __post_init__(self) -> None:
         if self.setup.code_version not in (self.plan.instrument_code, *self.setup.repairs):
             raise InstrumentChanged(
-                f"the instrument in {self.setup.instrument_dir} was changed since the plan was frozen; "
+                f"the instrument in {self.setup.instrument_dir} has changed since the plan was frozen; "
                 "put the old files back, or start a new study"
             )
         for each in self.plan.transfers:
             if each.instrument not in self.setup.others or self.setup.others[each.instrument].code != each.code:
                 raise InstrumentChanged(
-                    f"the instrument {each.instrument}, on which trained models are scored, was changed since the plan was frozen; "
+                    f"the instrument {each.instrument}, on which trained models are scored, has changed since the plan was frozen; "
                     "put the old files back, or start a new study"
                 )
 

@@ -43,7 +43,7 @@ class AppriseNotifier:
         self._service = apprise.Apprise(asset=asset)
         if not self._service.add(url) or len(self._service) == 0:
             raise ValueError(
-                "apprise does not know this form of address; its documentation lists the form for each service"
+                "apprise does not recognise this URL; its documentation lists the URL format for each service"
             )
 
     def send(self, notice: Notice) -> None:

@@ -285,7 +285,7 @@ class Repairer:
         """Rehearse the failing code. Raises: Unfit if a repair cannot be compared with it."""
         request = self._request(case, case.code.folder)
         if self._own.instrument.roles:
-            raise Unfit("the instrument's episodes need further models")
+            raise Unfit("a rehearsal has no models for the instrument's other roles")
         before = await rehearse(request, python=self._python)
         if before.error and request.tasks:  # perhaps the failed tasks cannot be listed
             before = await rehearse(request.model_copy(update={"tasks": []}), python=self._python)

@@ -283,7 +283,7 @@ def _decided_after(records: Records, subject: str, hypothesis: str) -> Iterator[
         return
     stages, last = list(decided.get(hypothesis, ())), records.path[-1].after
     if stages != [last]:
-        problem = "the verdict was not given exactly once, after the last stage"
+        problem = "expected exactly one verdict, given after the last stage"
         yield Difference(claim=subject, reported=", ".join(stages), recomputed=last, problem=problem)
 
 

@@ -74,7 +74,8 @@ class Hypothesis(StrictModel):
     direction: Direction
     """The claimed direction of the treatment's metric."""
     direction_assumed: Annotated[bool, Field(exclude_if=_is_unset)] = False
-    """Whether no direction was claimed, so that the better one is tested."""
+    """Whether this hypothesis claims no direction. `direction` is then the question's claim if it has one, else the better direction of the
+    metric."""
     margin: Annotated[float, Field(gt=0)]
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = ALPHA
     baseline_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
@@ -306,7 +307,7 @@ class Plan(StrictModel):
     model: PlanModel
     """The hosted model, unless arms differ in the model."""
     models: Annotated[tuple[PlanModel, ...], Field(exclude_if=_is_unset)] = ()
-    """The models in which arms differ, named as in their levels."""
+    """The models that the arms compare, under the names that their levels use. Empty if all arms share `model`."""
     hypotheses: tuple[Hypothesis, ...]
     arms: tuple[Arm, ...]
     factors: tuple[Factor, ...] = ()

@@ -121,7 +121,7 @@ class CampaignPages:
             raise FormRefused(400, "say why you veto it: the next decision reads the reason")
         decision = whole(form, "decision")
         if decision is None:
-            raise FormRefused(400, "the answer names no decision: reload the page")
+            raise FormRefused(400, "the form has no decision number; reload the page")
         if verdict == "veto":
             people.veto(self._home.store, campaign_id, said, by, decision=decision)
         else:

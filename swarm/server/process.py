@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 STOP_LIMIT_S = 10
 """Seconds that running requests may take after a stop was requested. Calls that are still sampling then are cut off."""
 _LAST_WORDS_S = 2
-"""Seconds that the agents of cut-off calls have to read their answer."""
+"""Extra seconds before the server stops, so that agents whose calls were cut off can read the answer."""
 _KEEP_ALIVE_S = 75
 _BACKLOG = 16_384
 """Length of the listen queue, if the system allows it: a client that finds the queue full may wait for minutes."""

@@ -111,7 +111,7 @@ class PersonEndpoint:
         return Response(_frames(answer, usage=usage), media_type="text/event-stream", background=sent)
 
     def _question(self, body: dict[str, Any], agent: str | None) -> _Question:
-        """Return an equal question whose agent hung up, if there is one, else a new question."""
+        """Return an identical question whose agent hung up, if there is one, else a new question."""
         self._left = [question for question in self._left if not question.failed]
         for question in self._left:
             if (question.body, question.agent) == (body, agent):

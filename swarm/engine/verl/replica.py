@@ -152,7 +152,7 @@ _POLICY_VIOLATION = 1008
 class KeyRequired:
     """ASGI middleware: every path except `/health` and `/version` requires one of the server's keys, whatever the method.
 
-    The keys are where vLLM keeps them: in the arguments that its application was built with.
+    The keys are read from the arguments of vLLM's application (`app.state.args.api_key`).
     """
 
     def __init__(self, app: Application) -> None:

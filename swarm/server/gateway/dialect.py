@@ -53,7 +53,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
-        """Translate a whole answer of the engine into the dialect. `asked` is the engine's request, with defaults filled in."""
+        """Translate the engine's complete answer, one that is not streamed, into the dialect. `asked` is the engine's request, with defaults filled in."""
 
     @abstractmethod
     def stream(self, body: JsonObject, asked: JsonObject) -> AnswerStream:

@@ -168,7 +168,7 @@ async def test_episodes_that_need_further_models_cannot_be_rehearsed(make: Make)
     page = study.folder / "instrument.toml"
     page.write_text(page.read_text() + "\n[roles.solver.run.sampling]\nmax_tokens = 8\n")
     repairer = study.repairer()
-    with pytest.raises(MendByHand, match="episodes need further models"):
+    with pytest.raises(MendByHand, match="a rehearsal has no models"):
         await repairer.mend(study.case(repairer))
 
 
