@@ -267,7 +267,7 @@ def watch(args: argparse.Namespace) -> int:
 def tell(args: argparse.Namespace) -> int:
     """Send a message to the next decision, which quotes it.
 
-    With a study, the next decision runs that study if possible. With factors to leave alone, none of them is varied from then on.
+    `--study` asks the next decision to run that study if possible. `--leave` names factors to keep fixed from then on.
     """
     home, record = _named(args)
     if args.study is not None and args.leave is not None:

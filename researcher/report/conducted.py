@@ -231,7 +231,7 @@ def _stage_times(records: Records) -> Iterator[Difference]:
         last = max((trial.ended_at for trial in trials if trial.ended_at is not None), default=None)
         told = {"claim": f"stage {decision.after}"}
         if begun is None or begun < earlier - _CLOCK_S or (first is not None and begun > first + _CLOCK_S):
-            problem = "its start is missing, before the end of an earlier stage's trials, or after the start of its own"
+            problem = "the stage has no start time, or started before an earlier stage's trials had ended, or after its own had started"
             yield Difference(**told, expression="started_at", reported=begun, recomputed=first, problem=problem)
         if ended is None or ended < (last or begun or 0.0) - _CLOCK_S:
             problem = "it did not end after its trials"

@@ -251,4 +251,4 @@ def rule_of(records: Records) -> str | None:
         return None
     last = records.path[-1]
     held = any((branch.stage, branch.reason) == (last.after, last.reason) for branch in asked)
-    return last.reason if held else "these trials do not show an order of the arms"
+    return last.reason if held else "these trials do not establish a ranking of the arms"

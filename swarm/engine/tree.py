@@ -136,7 +136,7 @@ def check_provenance(call: TrainCall) -> None:
         raise TrainingRefused("a call without an id cannot be trained: the origin of its tokens is unknown")
     if not call.prompt_ids or not count:
         raise TrainingRefused(
-            f"call {call.call_id}: it needs prompt and sampled tokens, but has {len(call.prompt_ids)} and {count}"
+            f"call {call.call_id}: it has {len(call.prompt_ids)} prompt tokens and {count} sampled tokens, and needs at least one of each"
         )
     if min(call.prompt_ids) < 0 or min(call.sampled_ids) < 0:
         raise TrainingRefused(f"call {call.call_id}: negative token ids")

@@ -141,7 +141,7 @@ class AlgorithmSpec(ClientModel):
     value_clip: Positive = 0.5
     """A value prediction that moves further than this from its value before the step gets no gradient."""
     overlong_buffer: Share = 0.2
-    """Share of sampling.max_tokens, at the end, in which each further token reduces the answer's reward; 0 turns this off."""
+    """Share of sampling.max_tokens, just below the limit, over which the penalty rises linearly from 0 to overlong_penalty; 0: no penalty."""
     overlong_penalty: NonNegative = 1.0
     """How much reward an answer of length sampling.max_tokens loses."""
     tau_positive: Positive = 1.0

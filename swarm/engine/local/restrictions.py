@@ -55,13 +55,13 @@ class Restrictions:
     def __init__(self, segment: Segment, branches: Sequence[Branch], device: torch.device | None) -> None:
         self._changed: dict[int, _Changed] = {}
         self._only: dict[int, Tensor] = {}
-        """By head: the only tokens that could be sampled."""
+        """Maps a head to the only tokens that could be sampled."""
         self._without: dict[int, Tensor] = {}
-        """By head: the only tokens that could not be sampled."""
+        """Maps a head to the only tokens that could not be sampled."""
         self._vocabulary = 0
         """Size of the sampler's vocabulary if `_without` is not empty; the model may have more rows."""
         self._bits: dict[int, int] = {}
-        """By head: index of its row of bits."""
+        """Maps a head to the index of its row in `_bits_SB`."""
         number_of: dict[bytes, int] = {}
         for head, at in enumerate(segment.head_drawn):
             if at is None:

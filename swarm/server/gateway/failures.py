@@ -1,7 +1,7 @@
 """Which calls failed because of the server, and how long to wait for an engine that crashed.
 
-Usually the way a call ended shows whether it failed. If its client gave up, only the engine's later health shows that. The
-state machine decides what a failure means for an episode.
+How a call ended usually tells whether the server was at fault. If the client gave up first, that is known only later, from the
+engine's health. The state machine decides what a failure means for an episode.
 """
 
 from __future__ import annotations

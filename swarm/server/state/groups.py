@@ -36,7 +36,7 @@ class Group:
     watched_until: float | None = None
     """The value of `patience_ends_at` for which a deadline is already set."""
     clients: set[str] = field(default_factory=set)
-    """Clients that claimed an episode in it."""
+    """Clients that claimed an episode of this group."""
     left: set[str] = field(default_factory=set)
     """Clients of the group that now run a different version of their code."""
     useless: bool = False

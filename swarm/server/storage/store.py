@@ -40,7 +40,7 @@ PAGE_CACHE_KIB = 16_384
 
 
 class StorageUnreadable(SwarmError):
-    """The file is not a pool that this server can read."""
+    """The file cannot be read as this server's database."""
 
 
 class Store:
@@ -62,7 +62,7 @@ class Store:
             raise _refusal(error, path) from error
         except (sqlite3.DatabaseError, SwarmError) as error:
             self._db.close()
-            raise StorageUnreadable(f"{path} is not a pool that this server can read: {error}") from error
+            raise StorageUnreadable(f"cannot read {path} as this server's database: {error}") from error
 
     def _prepare(self) -> None:
         db = self._db

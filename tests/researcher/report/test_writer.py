@@ -304,7 +304,7 @@ def test_a_direction_that_nobody_claimed_is_marked_wherever_it_decides(tmp_path:
     ("means", "said"),
     [
         ((0.1, 0.5, 0.5), "By the plan's rule the middle one is the best; of 2 hypotheses:"),
-        ((0.1, 0.5, 0.7), "By the plan's rule these trials do not show an order of the arms; of 2 hypotheses:"),
+        ((0.1, 0.5, 0.7), "By the plan's rule these trials do not establish a ranking of the arms; of 2 hypotheses:"),
     ],
 )
 def test_where_the_plan_asks_for_an_order_the_answer_begins_with_it(
