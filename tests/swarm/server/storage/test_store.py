@@ -145,7 +145,7 @@ def test_a_pool_that_was_not_closed_is_read_by_the_next_process(tmp_path: Path) 
 def test_a_file_that_is_no_pool_or_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pool.sqlite"
     path.write_bytes(b"not a database, certainly" * 100)
-    with pytest.raises(StorageUnreadable, match="not a pool"):
+    with pytest.raises(StorageUnreadable, match="s database: "):
         Store(path)
     path.unlink()
     Store(path).close()
