@@ -20,7 +20,7 @@ from researcher.campaign.records import JOINED, observe
 from researcher.campaign.report import HELD_OUT, REPORT, WORDING, campaign_page, campaign_wording, rendered
 from researcher.campaign.seen import Seen
 from researcher.models import CONFIRMING, CampaignEvent, DecisionRecord
-from researcher.report.writer import digest, numbers_in, visible
+from researcher.report.writer import digest, same_numbers, visible
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 
@@ -158,11 +158,6 @@ def _report(store: Store, campaign_id: str, folder: Path) -> Iterator[str]:
         elif digest(file.read_bytes()) != kept:
             yield f"{name} was changed after it was written"
         elif digest(again[name].encode()) != kept and not (
-            reworded and _numbers(file.read_text()) == _numbers(again[name])
+            reworded and same_numbers(visible(file.read_text()), visible(again[name]))
         ):
             yield f"{name} does not match the records; `researcher campaign report` writes it again"
-
-
-def _numbers(text: str) -> list[str]:
-    """Return all numbers that a report shows, sorted."""
-    return sorted(numbers_in(visible(text)))

@@ -27,6 +27,7 @@ from researcher.report.writer import (
     marked_claims,
     numbers_in,
     render,
+    same_numbers,
     visible,
     wording,
 )
@@ -273,7 +274,7 @@ def _reasons_agree(then: object, now: str, *, reworded: bool) -> bool:
 
 def _same_but_for_words(then: object, now: object) -> bool:
     """True if both texts contain the same numbers, in any order."""
-    return isinstance(then, str) and isinstance(now, str) and sorted(numbers_in(then)) == sorted(numbers_in(now))
+    return isinstance(then, str) and isinstance(now, str) and same_numbers(then, now)
 
 
 def _decided_after(records: Records, subject: str, hypothesis: str) -> Iterator[Difference]:

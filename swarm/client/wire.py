@@ -160,10 +160,8 @@ class Wire:
                 may_repeat = repeatable or not isinstance(error, _Unanswered)
                 if silent_s >= patience.connect_s or not may_repeat:
                     raise self._unreachable(error) from error
-                pause_s, longest_s = (
-                    delay_s,
-                    patience.connect_s - silent_s,
-                )  # try for the last time when patience runs out
+                # Try for the last time when patience runs out.
+                pause_s, longest_s = delay_s, patience.connect_s - silent_s
                 if not self._told and silent_s >= _SILENT_S:
                     self._told = True
                     _LOG.warning(

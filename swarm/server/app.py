@@ -110,9 +110,8 @@ async def _unroutable(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     """Answer an internal error: log the traceback, and tell the client only that an error happened."""
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    headers = {
-        "Connection": "close"
-    }  # uvicorn closes the connection after a fault, and would lose the next request on it
+    # uvicorn closes the connection after a fault, and would lose the next request on it.
+    headers = {"Connection": "close"}
     if _is_inference(request):
         return inference.error_response(fault(), request.url.path, headers=headers)
     return wire.problem(fault(), headers=headers)

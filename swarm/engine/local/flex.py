@@ -103,9 +103,8 @@ def kernel(compiled: bool) -> Callable[..., Any]:
     if not compiled:
         return cast(Callable[..., Any], flex_attention)
     torch._dynamo.config.recompile_limit = _KERNELS
-    return torch.compile(
-        flex_attention, dynamic=True, fullgraph=True
-    )  # without fullgraph it would run uncompiled beyond the limit
+    # Without fullgraph it would run uncompiled beyond the limit.
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
 class _Copied(torch.autograd.Function):

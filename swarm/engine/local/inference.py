@@ -299,9 +299,8 @@ class VllmInference(Sampler):
     async def _begins_with(self, wanted: Published, version: WeightsVersion) -> bool:
         """Make a starting child read these weights. Returns False if it has already read others and serves."""
         await wanted.approved()
-        async with (
-            self._loading
-        ):  # the child must finish reading the previous weights, because the next writer overwrites them
+        # The child must finish reading the previous weights, because the next writer overwrites them.
+        async with self._loading:
             if self._starting:
                 self._published = wanted
                 self._spans.change(version, {})

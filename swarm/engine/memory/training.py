@@ -156,9 +156,8 @@ class TrainerMemory:
         `heads` is the number of positions at which a token was sampled; None: all of them.
         """
         heads = tokens if heads is None else heads
-        recomputed = (
-            tokens * self._layer if self.training.checkpointing else 0
-        )  # of one layer, only in the backward pass
+        # The activations of one layer, only in the backward pass.
+        recomputed = tokens * self._layer if self.training.checkpointing else 0
         forward = self.kept(tokens) - recomputed + self._logits(heads) + self._rows
         backward = self.kept(tokens) + tokens * self._way_back + self._width * self.shape.hidden * self.shape.inner
         return max(forward, backward, self._update, self._first_weights(tokens, heads))

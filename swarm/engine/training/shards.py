@@ -76,9 +76,8 @@ def _own_names(model: Mapping[str, Any]) -> list[str]:
 
 def _indices(names: Sequence[str], optimizer: Mapping[str, Any], folder: Path) -> dict[str, int]:
     """Return the optimizer's index for each weight. The optimizer also counts frozen weights, which the ranks do not write."""
-    kept = sorted(
-        index for index, state in optimizer["state"].items() if state
-    )  # verl's offloading creates empty states
+    # verl's offloading creates empty states.
+    kept = sorted(index for index, state in optimizer["state"].items() if state)
     if len(names) == sum(len(group["params"]) for group in optimizer["param_groups"]):
         return {name: index for index, name in enumerate(names) if index in kept}
     if kept and len(kept) != len(names):

@@ -47,9 +47,8 @@ class AnthropicMessages(ItemDialect):
             if not isinstance(message, dict) or message.get("role") not in _ROLES:
                 raise bad_request(f"each message must be an object with a role of {', '.join(_ROLES)}", "messages")
             _check_content(message.get("content"), "messages")
-            if (
-                message["content"] == [] and message["role"] != "assistant"
-            ):  # clients send an empty answer back in this form
+            # Clients send an empty answer back as an assistant's message without content.
+            if message["content"] == [] and message["role"] != "assistant":
                 raise bad_request(f"{message['role']} messages must have non-empty content", "messages")
         if body.get("system") is not None:
             _check_content(body["system"], "system")
