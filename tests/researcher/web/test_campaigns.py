@@ -75,7 +75,7 @@ async def test_from_the_first_gate_to_the_answer(
         late = await send(browser, made.id, "answer", decision="2", **fields)
         assert (late.status_code, "an earlier decision" in late.text) == (409, True)
         bare = await send(browser, made.id, "answer", **fields)
-        assert (bare.status_code, "names no decision" in bare.text) == (400, True)
+        assert (bare.status_code, "has no decision number" in bare.text) == (400, True)
     assert (await send(browser, made.id, "answer", decision="3", verdict="approve")).status_code == 303
     text = (await browser.get(f"/campaigns/{made.id}")).text
     assert "Now: 3. confirm of H3" in text
