@@ -388,7 +388,9 @@ def _shape_of(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> ModelSha
     """Describe the model's shape. `weights` must have their stored dtypes."""
     described = ModelShape.described(model.config.get_text_config().to_dict())
     count = sum(weight.numel() for weight in weights.values())
-    return replace(described, parameters=count, stored=sum(weight.nbytes for weight in weights.values()))
+    stored = sum(weight.nbytes for weight in weights.values())
+    largest = max(weights.values(), key=Tensor.numel)
+    return replace(described, parameters=count, stored=stored, stored_as=_NAMES.get(largest.dtype))
 
 
 def _reads_ancestors_alone(model: PreTrainedModel) -> bool:

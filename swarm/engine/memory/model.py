@@ -6,7 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ GIB = 1 << 30
 WIDTH: dict[ComputeType, int] = {"bfloat16": 2, "float32": 4}
 """Bytes per number."""
 _HEADER_LIMIT = 100 << 20
-_STORED_WIDTH = 2
-"""Assumed bytes per number if a model's weight files are not available."""
+_DTYPES: dict[str, ComputeType] = {"BF16": "bfloat16", "F32": "float32"}
+"""Compute dtypes by their names in safetensors' headers."""
 _HEAD_NORMS = {"qwen3", "gemma3", "gemma3_text", "olmo2"}
 """Model types that normalise the queries and keys of each head."""
 
@@ -30,6 +30,7 @@ class ModelShape:
     query, key: width of all query heads together, and of all key heads together.
     parameters: number of parameters.
     stored: bytes of its weight files.
+    stored_as: dtype of its largest weight; None if nothing is computed in that dtype, such as float16.
     """
 
     layers: int
@@ -43,6 +44,7 @@ class ModelShape:
     head_norms: bool
     parameters: int
     stored: int
+    stored_as: ComputeType | None
 
     @classmethod
     def of(cls, model_dir: Path, config: Mapping[str, Any]) -> ModelShape:
@@ -50,24 +52,26 @@ class ModelShape:
 
         Raises: EngineError for weights that are not safetensors.
         """
-        count = parameters(model_dir)
-        return cls._with(config, count, weight_bytes(model_dir)) if count else cls.described(config)
+        described, headers = cls.described(config), _headers(model_dir)
+        if not headers:
+            return described
+        largest = max(headers.values(), key=_numbers)
+        return replace(
+            described,
+            parameters=sum(map(_numbers, headers.values())),
+            stored=weight_bytes(model_dir),
+            stored_as=_DTYPES.get(largest["dtype"]),
+        )
 
     @classmethod
     def described(cls, config: Mapping[str, Any]) -> ModelShape:
         """Return the shape without weight files, assuming that the model is stored in bfloat16."""
-        shape = cls._with(config, 0, 0)
-        count = shape.matrices + shape.embeddings + shape.vectors
-        return cls._with(config, count, _STORED_WIDTH * count)
-
-    @classmethod
-    def _with(cls, config: Mapping[str, Any], count: int, stored: int) -> ModelShape:
         text = config.get("text_config") or config
         hidden = int(text.get("hidden_size", 4096))
         heads = int(text.get("num_attention_heads") or 32)
         key_heads = int(text.get("num_key_value_heads") or heads)
         width = int(text.get("head_dim") or hidden // heads)
-        return cls(
+        shape = cls(
             layers=int(text.get("num_hidden_layers", 32)),
             hidden=hidden,
             inner=int(text.get("intermediate_size") or 4 * hidden),
@@ -77,9 +81,12 @@ class ModelShape:
             vocabulary=int(text.get("vocab_size", 32_000)),
             tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
             head_norms=text.get("model_type") in _HEAD_NORMS,
-            parameters=count,
-            stored=stored,
+            parameters=0,
+            stored=0,
+            stored_as="bfloat16",
         )
+        count = shape.matrices + shape.embeddings + shape.vectors
+        return replace(shape, parameters=count, stored=WIDTH["bfloat16"] * count)
 
     @property
     def matrices(self) -> int:
@@ -124,10 +131,6 @@ class ModelShape:
         ends = self._ends()
         return sum(ends[target][0] for target in targets if target in ends)
 
-    def is_stored_as(self, dtype: ComputeType) -> bool:
-        """Return whether the stored weights have this dtype's width, judged by the average number of bytes per parameter."""
-        return round(self.stored / max(1, self.parameters)) == WIDTH[dtype]
-
     def served(self, dtype: ComputeType) -> int:
         """Return the bytes of the weights in inference: as stored, but in float32 if that is the compute dtype."""
         return max(self.stored, WIDTH[dtype] * self.parameters) if dtype == "float32" else self.stored
@@ -144,20 +147,30 @@ def weight_bytes(model_dir: Path) -> int:
 
 def parameters(model_dir: Path) -> int:
     """Return the number of parameters. Raises: EngineError."""
-    return sum(math.prod(shape) for shape in stored_shapes(model_dir).values())
+    return sum(map(_numbers, _headers(model_dir).values()))
 
 
 def stored_shapes(model_dir: Path) -> dict[str, list[int]]:
     """Return the shape of each stored tensor, by name. Raises: EngineError."""
-    found = [_shapes_in(file) for file in sorted(model_dir.glob("*.safetensors"))]
-    return {name: shape for shapes in found for name, shape in shapes.items()}
+    return {name: header["shape"] for name, header in _headers(model_dir).items()}
 
 
-def _shapes_in(file: Path) -> dict[str, list[int]]:
+def _headers(model_dir: Path) -> dict[str, dict[str, Any]]:
+    """Return the header of each stored tensor, by name. Raises: EngineError."""
+    found = [_headers_in(file) for file in sorted(model_dir.glob("*.safetensors"))]
+    return {name: header for headers in found for name, header in headers.items()}
+
+
+def _headers_in(file: Path) -> dict[str, dict[str, Any]]:
     with file.open("rb") as stream:
         start = stream.read(8)
         size = struct.unpack("<Q", start)[0] if len(start) == 8 else _HEADER_LIMIT + 1
         if size > _HEADER_LIMIT:
             raise EngineError(f"{file} is not a safetensors file")
-        header = json.loads(stream.read(size))
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+        headers: dict[str, dict[str, Any]] = json.loads(stream.read(size))
+    headers.pop("__metadata__", None)
+    return headers
+
+
+def _numbers(header: Mapping[str, Any]) -> int:
+    return math.prod(header["shape"])

@@ -76,7 +76,7 @@ class TrainerMemory:
         if self.training.lora is None:
             return _WHOLE * self.shape.parameters
         matrices = self.shape.matrices + self.shape.embeddings
-        hosted_themselves = self.shape.is_stored_as(self.training.dtype) and not self.training.offload
+        hosted_themselves = self.shape.stored_as == self.training.dtype and not self.training.offload
         frozen = 0 if hosted_themselves else matrices * self._width
         return frozen + _WHOLE * self.shape.vectors + 2 * _WHOLE * self.trained
 
@@ -196,7 +196,7 @@ class TrainerMemory:
         """Return the memory for the KL. Offloaded or narrower initial weights are loaded one layer at a time, the output embedding
         last."""
         training, shape = self.training, self.shape
-        if training.lora is not None or (shape.is_stored_as(training.dtype) and not training.offload):
+        if training.lora is not None or (shape.stored_as == training.dtype and not training.offload):
             return 0
         number = _WHOLE if training.dtype == "float32" else shape.stored // max(1, shape.parameters)
         layer = number * shape.matrices // shape.layers if training.offload or training.dtype == "float32" else 0

@@ -66,8 +66,19 @@ def test_so_does_one_whose_moments_are_brought_for_it(
     _compare(SHAPES["qwen, many words"], {"dtype": dtype}, tmp_path, offload=True)
 
 
-def _compare(config: PreTrainedConfig, fields: dict[str, Any], tmp_path: Path, *, offload: bool = False) -> None:
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+def test_so_do_adapters_on_weights_in_float16(tmp_path: Path) -> None:
+    _compare(SHAPES["llama, wide, untied"], {"dtype": "bfloat16"} | CASES["adapters"], tmp_path, stored=torch.float16)
+
+
+def _compare(
+    config: PreTrainedConfig,
+    fields: dict[str, Any],
+    tmp_path: Path,
+    *,
+    offload: bool = False,
+    stored: torch.dtype = torch.bfloat16,
+) -> None:
+    AutoModelForCausalLM.from_config(config, dtype=stored).save_pretrained(tmp_path)
     learner, lora = _learner(tmp_path, fields, offload=offload)
     learner.learn(_batch(1, fields))
     metrics: dict[str, float] = {}
