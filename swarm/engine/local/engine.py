@@ -313,7 +313,7 @@ class LocalEngine:
             self._kept.add_done_callback(take_exception)
             return Published(weights_dir=slot, approval=self._kept)
 
-        def failed(error: Exception) -> None:
+        def failed(error: BaseException) -> None:
             """Stop using device transfers, because they would fail again; after a crash of the trainer, keep using them."""
             if not isinstance(error, TrainerCrashed):
                 self.over_device = False
@@ -324,7 +324,6 @@ class LocalEngine:
             published = await self.inference.publish_over_device(transfer, version)
         except NotShared as error:
             _LOG.warning("%s", error)
-            failed(error.__cause__ if isinstance(error.__cause__, TrainerCrashed) else error)
             return False
         if published:
             self._slots.serves(slot)

@@ -28,6 +28,7 @@ from swarm.engine.seam import (
     EngineError,
     EngineHealth,
     EngineHung,
+    TrainerCrashed,
 )
 from swarm.engine.training.limits import ModelWork, Silence
 from swarm.engine.training.supervisor import BackOff, ChildProcess, Supervisor
@@ -87,13 +88,13 @@ class DeviceTransfer:
     socket: path where the trainer will send them.
     send: makes the trainer send; returns the digest of what it sent.
     keep: starts writing the same weights to a folder, for a child that starts after a crash.
-    failed: called with the error if the change fails.
+    failed: called with the error if the transfer fails.
     """
 
     socket: Path
     send: Callable[[], Awaitable[str]]
     keep: Callable[[], Published]
-    failed: Callable[[Exception], None]
+    failed: Callable[[BaseException], None]
 
 
 class VllmInference(Sampler):
@@ -217,7 +218,8 @@ class VllmInference(Sampler):
                 raise
             except (EngineError, TimeoutError) as error:
                 silence = self._failed_to_change(error)
-                transfer.failed(error)
+                if isinstance(error, TimeoutError):
+                    transfer.failed(error)
                 await self._start_with(transfer.keep(), version, silence=silence)
             return True
 
@@ -332,17 +334,20 @@ class VllmInference(Sampler):
             client.take_weights(transfer.socket, loading_s(self.settings.model_dir)),
             return_exceptions=True,
         )
+        # Without the trainer, inference can only fail; if inference hangs, the trainer only says that nobody answered.
+        order = (
+            (taken, sent) if isinstance(taken, EngineHung) and not isinstance(sent, TrainerCrashed) else (sent, taken)
+        )
+        error = next((outcome for outcome in order if isinstance(outcome, BaseException)), None)
+        if error is None and sent != taken:
+            error = EngineError("the weights received over the device differ from those that were sent")
+        if error is not None:
+            transfer.failed(error)
         if isinstance(taken, NotShared):
             await client.resume()
-            reason = sent if isinstance(sent, BaseException) else taken
-            raise NotShared(f"cannot transfer weights over the device: {reason}") from reason
-        if isinstance(taken, EngineHung):  # the trainer only says that nobody answered it
-            raise taken
-        for outcome in (sent, taken):
-            if isinstance(outcome, BaseException):
-                raise outcome
-        if sent != taken:
-            raise EngineError("the weights received over the device differ from those that were sent")
+            raise NotShared(f"cannot transfer weights over the device: {error}") from error
+        if error is not None:
+            raise error
         await client.forget_prefixes()
         self._published = transfer.keep()
         self._spans.change(version, counts)
@@ -372,9 +377,9 @@ class VllmInference(Sampler):
         while not await client.healthy():
             await self._clock.sleep(_PROBE_EVERY_S)
         async with self._loading:
+            await self._require_approved()
             adapter = self._published.adapter
             if self._published.weights_dir is not None:
-                await self._published.approved()
                 await client.replace_weights(self._published.weights_dir)
                 await client.forget_prefixes()
             elif adapter is not None and self._has_room(adapter):  # may be newer than the one it was started with
@@ -383,6 +388,19 @@ class VllmInference(Sampler):
             if not self._has_room(self._published.adapter):
                 raise EngineDown("other weights were published while inference was starting")
             self._starting = False
+
+    async def _require_approved(self) -> None:
+        """Return to the hosted weights if the published ones, received over the device, could not be kept for this start. The owner
+        publishes again when the child serves."""
+        try:
+            await self._published.approved()
+        except EngineError as error:
+            _LOG.warning(
+                "inference starts with the hosted weights, because the served ones could not be kept: %s", error
+            )
+            self._published = Published()
+            before = self._spans.version
+            self._spans.change(WeightsVersion(run_id=before.run_id, branch=before.branch), {})
 
     def _out_of_memory(self, child: ChildProcess) -> str | None:
         """Return advice if the child ran out of GPU memory, which a restart would repeat; None if it ended for another reason."""

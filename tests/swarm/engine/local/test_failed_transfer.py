@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -25,11 +27,14 @@ CALLS = ("healthy", "pause", "sampled_counts", "take_weights", "replace_weights"
 
 
 class Ends:
-    """What stands in for vLLM and the trainer. fails: what inference answers a transfer with; sends: what the trainer does."""
+    """What stands in for vLLM and the trainer. pauses, fails: what inference answers a pause and a transfer with; sends, exports: what the
+    trainer does."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.pauses: EngineError | None = None
         self.fails: EngineError | None = None
         self.sends: EngineError | None = None
+        self.exports: EngineError | None = None
         self.starts = self.taken = self.replaced = self.step = 0
         self._start = ChildProcess.start
         for name in CALLS:
@@ -53,7 +58,9 @@ class Ends:
             raise self.fails
         return "digest"
 
-    async def pause(self) -> None: ...
+    async def pause(self) -> None:
+        if self.pauses is not None:
+            raise self.pauses
 
     async def resume(self) -> None: ...
 
@@ -68,6 +75,8 @@ class Ends:
         return self.step, "digest"
 
     async def export(self, file: Path) -> tuple[int, str]:
+        if self.exports is not None:
+            raise self.exports
         await asyncio.to_thread(file.write_bytes, bytes([self.step]))
         return self.step, checksum_of(file)
 
@@ -122,10 +131,42 @@ async def test_where_inference_cannot_take_weights_over_the_device_they_go_throu
     assert "from now on weights go through host memory" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "error", [EngineError("/collective_rpc answered 500: EOFError"), EngineHung("no answer for 30 s")]
+)
 async def test_a_trainer_that_crashes_as_it_sends_leaves_the_way_over_the_device_open(
-    engine: LocalEngine, ends: Ends
+    engine: LocalEngine, ends: Ends, error: EngineError
 ) -> None:
     await serve(engine, ends, 1)
-    ends.fails, ends.sends = EngineError("/collective_rpc answered 500: EOFError"), TrainerCrashed("the trainer ended")
+    ends.fails, ends.sends = error, TrainerCrashed("the trainer ended")
     await serve(engine, ends, 2)
     assert engine.over_device
+
+
+async def test_so_does_inference_that_hangs_before_the_transfer(engine: LocalEngine, ends: Ends) -> None:
+    ends.pauses = EngineHung("no answer for 30 s")
+    await serve(engine, ends, 1)
+    assert (ends.taken, ends.starts) == (0, 2)
+    ends.pauses = None
+    await serve(engine, ends, 2)
+    assert (ends.taken, engine.over_device) == (1, True)
+
+
+async def test_inference_that_dies_when_its_weights_could_not_be_kept_serves_the_hosted_ones_until_they_come_again(
+    engine: LocalEngine, ends: Ends
+) -> None:
+    inference = engine.inference.all[0]
+    ends.exports = TrainerCrashed("the trainer ended")
+    await serve(engine, ends, 1)
+    assert inference.version.step == 1
+    fell = asyncio.Event()
+    engine.inference.subscribe(lambda health: None if health.ready else fell.set())
+    assert inference.process_id is not None
+    os.kill(inference.process_id, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        await fell.wait()
+        await engine.inference.settled()
+    assert (inference.version, ends.replaced) == (WeightsVersion(run_id="run-1"), 0)
+    ends.exports = None
+    await serve(engine, ends, 1)
+    assert inference.version.step == 1
