@@ -6,7 +6,9 @@ Each difference is reported as a sentence. `researcher.report.verify` checks the
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
+from html import unescape
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,13 @@ from researcher.campaign.records import JOINED, observe
 from researcher.campaign.report import HELD_OUT, REPORT, WORDING, campaign_page, campaign_wording, rendered
 from researcher.campaign.seen import Seen
 from researcher.models import CONFIRMING, CampaignEvent, DecisionRecord
-from researcher.report.writer import digest, same_numbers, visible
+from researcher.report.writer import digest, numbers_in
 from researcher.store.store import Store
-from researcher.study.plan import Plan
+from researcher.study.plan import Plan, Verdict
+
+_UNSEEN = re.compile(r"<style\b.*?</style>|<[^>]*>", re.S)
+"""Parts of an HTML report that a reader does not see."""
+_VERDICT = re.compile(rf"\b(?:{'|'.join(Verdict)})\b")
 
 
 def verify_campaign(store: Store, campaign_id: str, folder: Path) -> list[str]:
@@ -144,7 +150,7 @@ def _plans(store: Store, decisions: list[DecisionRecord], joined: list[CampaignE
 
 def _report(store: Store, campaign_id: str, folder: Path) -> Iterator[str]:
     """Check that the report is unchanged and follows from the records. Another version of this program may have worded it differently,
-    but with the same numbers."""
+    but with the same numbers and verdicts in the same order."""
     written = store.campaigns.events(campaign_id, REPORT)
     if not written:
         yield "no report was written yet; `researcher campaign report` writes one"
@@ -157,7 +163,14 @@ def _report(store: Store, campaign_id: str, folder: Path) -> Iterator[str]:
             yield f"{name} is missing; `researcher campaign report` writes it again"
         elif digest(file.read_bytes()) != kept:
             yield f"{name} was changed after it was written"
-        elif digest(again[name].encode()) != kept and not (
-            reworded and same_numbers(visible(file.read_text()), visible(again[name]))
+        elif name not in again or (
+            digest(again[name].encode()) != kept
+            and not (reworded and _states(name, file.read_text("utf-8", "replace")) == _states(name, again[name]))
         ):
             yield f"{name} does not match the records; `researcher campaign report` writes it again"
+
+
+def _states(name: str, text: str) -> tuple[list[str], list[str]]:
+    """Return the numbers and the verdicts that a reader of this file sees, each in order."""
+    seen = unescape(_UNSEEN.sub(" ", text)) if name.endswith(".html") else text
+    return numbers_in(seen), _VERDICT.findall(seen)

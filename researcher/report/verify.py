@@ -27,7 +27,6 @@ from researcher.report.writer import (
     marked_claims,
     numbers_in,
     render,
-    same_numbers,
     visible,
     wording,
 )
@@ -112,7 +111,10 @@ def _as_sealed(
     for kind in [*seal.files, *(kind for kind in files if kind not in seal.files)]:
         path = Path(files[kind]) if kind in files else None
         subject = f"file {path.name if path else kind}"
-        if path is None or kind not in seal.files:
+        if path is None:
+            problem = "the report was written with this file, but the records do not list it"
+            yield Difference(claim=subject, problem=problem)
+        elif kind not in seal.files:
             yield Difference(claim=subject, problem="it is not among the files that were written")
         elif not path.is_file():
             yield Difference(claim=subject, problem=_MISSING)
@@ -274,7 +276,7 @@ def _reasons_agree(then: object, now: str, *, reworded: bool) -> bool:
 
 def _same_but_for_words(then: object, now: object) -> bool:
     """True if both texts contain the same numbers, in any order."""
-    return isinstance(then, str) and isinstance(now, str) and same_numbers(then, now)
+    return isinstance(then, str) and isinstance(now, str) and sorted(numbers_in(then)) == sorted(numbers_in(now))
 
 
 def _decided_after(records: Records, subject: str, hypothesis: str) -> Iterator[Difference]:

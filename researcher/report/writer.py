@@ -177,11 +177,6 @@ def numbers_in(text: str) -> list[str]:
     return _NUMBER.findall(text)
 
 
-def same_numbers(then: str, now: str) -> bool:
-    """True if both texts contain the same numbers, in any order."""
-    return sorted(numbers_in(then)) == sorted(numbers_in(now))
-
-
 def _code(name: str) -> str:
     """Format a name as a Markdown code span. Replaces characters that would end the span."""
     return f"`{_seen(name).replace('`', chr(0x2019)).replace('|', chr(0xA6))}`"
