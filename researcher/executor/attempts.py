@@ -465,53 +465,48 @@ class AttemptRun:
 
     async def _note(self, run_id: str, status: ServerStatus | None) -> bool:
         """Record and report new steps and episodes, and return whether there were any. `status` is None for a paused run."""
+        # What has been seen counts only once it is recorded: a watch that is cancelled in between leaves it to the next look.
         tasks = await self._swarm.tasks(run_id=run_id)
-        episodes = sum(task.ended for task in tasks)
-        moved = episodes > self._episodes
-        self._episodes = max(self._episodes, episodes)
-        fresh: list[tuple[str, int, float]] = []
+        episodes = max(self._episodes, sum(task.ended for task in tasks))
+        step, fresh = self._step, list[tuple[str, int, float]]()
         if status is None or (status.run_id == run_id and status.step > self._step):
             report = await self._swarm.run(run_id, since_step=self._step)
-            fresh = points(report.steps)
-            moved = moved or report.step > self._step
-            if report.step > self._step:
-                self._moved_at = self._clock.monotonic()
-            self._step = max(self._step, report.step)
-        held_out, sampled = await self._held_out(tasks)
-        fresh += held_out
+            step, fresh = max(step, report.step), points(report.steps)
+        scored, sampled = self._scored(tasks), tuple[SampledEpisode, ...]()
+        if self._blueprint is not None and not scored <= self._interim:
+            held_out, sampled = await interim(self._swarm, self._blueprint, self._work.plan.metrics)
+            fresh += held_out
+        moved = episodes > self._episodes or step > self._step
         if moved:
             record = self._store.trials.record_progress
-            await asyncio.to_thread(record, self._work.study_id, self._trial.key, self._step, fresh, sampled)
+            await asyncio.to_thread(record, self._work.study_id, self._trial.key, step, fresh, sampled)
+        if step > self._step:
+            self._moved_at = self._clock.monotonic()
+        self._step, self._episodes, self._interim = step, episodes, self._interim | scored
         if status is None or self._clock.monotonic() - self._counted_at >= self._limits.count_s:
             await self._count_tokens(run_id)
         phase = "paused" if status is None else status.phase
-        self._observe(Observation(phase=phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
+        self._observe(Observation(phase=phase, step=step, episodes=episodes, fresh=tuple(fresh)))
         return moved
 
-    async def _held_out(
-        self, tasks: Sequence[TaskProgress]
-    ) -> tuple[list[tuple[str, int, float]], tuple[SampledEpisode, ...]]:
-        """Return all points of the held-out curves so far, and sampled episodes; or nothing if no point is new."""
-        blueprint, ended = self._blueprint, Counter[int]()
+    def _scored(self, tasks: Sequence[TaskProgress]) -> set[int]:
+        """Return the steps whose held-out tasks of a curve have all been scored."""
+        asked = None if self._blueprint is None else self._blueprint.heldout.interim
+        if self._blueprint is None or asked is None:
+            return set()
+        ended = Counter[int]()
         for task in tasks:
             if task.kind == "eval" and task.step:
                 ended[task.step] += task.ended
-        asked = None if blueprint is None else blueprint.heldout.interim
-        if blueprint is None or asked is None:
-            return [], ()
-        whole = {step for step, count in ended.items() if count >= min(asked.tasks, blueprint.heldout.tasks)}
-        if whole <= self._interim:
-            return [], ()
-        self._interim |= whole
-        return await interim(self._swarm, blueprint, self._work.plan.metrics)
+        return {step for step, count in ended.items() if count >= min(asked.tasks, self._blueprint.heldout.tasks)}
 
     async def _count_tokens(self, run_id: str | None) -> None:
         """Count the run's tokens against the study's budget, if it has one. Raises: SwarmError."""
         if not self._tokens.limited or run_id is None:
             return
         found = await count_tokens((slot.swarm, run) for slot, run in self._runs(run_id))
-        self._counted_at = self._clock.monotonic()
         await asyncio.to_thread(self._tokens.note, self._trial.key, self._number, found)
+        self._counted_at = self._clock.monotonic()
 
     async def _unless_stopped(self, mending: Coroutine[Any, Any, Code | None]) -> Code | None:
         """Wait for `mending` and return its code, unless the study is halted first. A repair may take hours if an LLM does not
