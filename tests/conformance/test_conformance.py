@@ -73,9 +73,8 @@ def test_a_framework_is_recorded_as_it_was_sampled(name: str, served: Served, ba
     assert judgement.conforms, (judgement.faults, judgement.swarm, judgement.bare)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=() if each == "openai" else pytest.mark.campaign) for each in QUICK]
-)
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", QUICK)
 def test_all_that_a_framework_samples_is_trained(name: str, served: Served) -> None:
     (framework,) = declared([name])
     with SwarmClient(str(served.http.base_url)) as swarm:

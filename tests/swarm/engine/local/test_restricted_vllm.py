@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench.restricted_sampling import KINDS, gaps, sampled
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.inference import VllmInference
@@ -12,6 +14,7 @@ from tests.vllm_fixture import LoopThread
 CHECKED = ("top_p", "penalties", "json_schema", "all_at_once")
 
 
+@pytest.mark.campaign
 def test_the_trainer_computes_what_was_drawn_from_as_nearly_as_of_plain_calls(
     vllm: VllmInference, vllm_loop: LoopThread, smollm2: Path
 ) -> None:
