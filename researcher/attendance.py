@@ -9,7 +9,7 @@ from typing import Any
 from researcher.describe import when
 from researcher.home import Home
 from researcher.models import SPOKEN, CampaignRecord, CampaignStatus, StudyRecord, StudyStatus
-from researcher.schedule.timetable import Timetable
+from researcher.schedule.timetable import Timetable, Unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,10 @@ class Attendance:
         if self.schedule is None or not self.carried:
             return f"nobody works on it; `{self.command}` continues it"
         now = time.time()
-        opening = Timetable.of_record(self.schedule).next_opening(now)
+        try:
+            opening = Timetable.of_record(self.schedule).next_opening(now)
+        except Unreadable as error:  # a daemon on this machine leaves it alone
+            return f"nobody works on it here: {error}"
         if opening is None:
             return f"its days are over; {carrier('ends', self.command)}"
         if opening > now:
@@ -62,10 +65,15 @@ class Attendance:
 
     @property
     def _stuck(self) -> bool:
-        """Whether it began to wait inside an open window. Then something stopped it, such as a lost server."""
-        if self.rests_since is None or self.schedule is None:
+        """Whether it cannot continue by itself: it began to wait inside an open window, because of a lost server for example, or this
+        machine cannot read its timetable."""
+        if self.schedule is None:
             return False
-        return Timetable.of_record(self.schedule).open(self.rests_since)
+        try:
+            timetable = Timetable.of_record(self.schedule)
+        except Unreadable:
+            return True
+        return self.rests_since is not None and timetable.open(self.rests_since)
 
 
 def of_study(home: Home, study: StudyRecord) -> Attendance:

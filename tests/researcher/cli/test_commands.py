@@ -348,6 +348,21 @@ def test_the_list_says_of_a_study_whose_process_was_killed_what_status_says(
     assert (listed["worker"], listed["unattended"]) == (told["worker"], told["unattended"])
 
 
+def test_a_study_whose_timetable_this_machine_cannot_read_stays_in_the_list(
+    study: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    store.studies.set_status(study, StudyStatus.RUNNING)
+    store.studies.save_schedule(study, {"timetable": {"zone": "Mars/Olympus"}, "carried": True})
+    store.close()
+    with only_daemon():
+        for command in (["list"], ["status", study]):
+            assert main(command) == (0 if command == ["list"] else WAITING)
+            said = capsys.readouterr().out
+            assert "nobody works on it here: its timetable cannot be read on this machine" in said
+            assert "'Mars/Olympus' is not a time zone that this machine knows" in said
+
+
 def test_a_plan_is_shown_by_its_hash(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     plan = example_plan()
     assert main(["show", plan.digest()[:16]]) == 0

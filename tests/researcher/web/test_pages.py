@@ -38,6 +38,19 @@ async def test_the_list_shows_status_verdict_and_who_is_waited_for(page: WebPage
     assert text.count("waits for your decision") == 1
 
 
+async def test_the_list_shows_a_study_whose_timetable_this_machine_cannot_read(
+    page: WebPage, browser: httpx.AsyncClient
+) -> None:
+    other, study = at_gate(page.home.store, "Is it worth it?"), planned(page.home.store)
+    schedule = {"timetable": {"zone": "Mars/Olympus"}, "carried": True}
+    page.home.store.studies.save_schedule(study, schedule)
+    answer = await browser.get("/")
+    assert answer.status_code == 200
+    assert f'href="/studies/{other}"' in answer.text
+    assert "its timetable cannot be read on this machine" in answer.text
+    assert (await browser.get(f"/studies/{study}")).status_code == 200
+
+
 async def test_a_long_list_comes_in_pages(page: WebPage, browser: httpx.AsyncClient) -> None:
     for number in range(51):
         page.home.store.studies.create(f"topic {number}", {})
