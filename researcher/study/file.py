@@ -74,8 +74,19 @@ class Lines:
             raise
 
 
+class _AliasFound(yaml.MarkedYAMLError):
+    pass
+
+
 class _Loader(yaml.SafeLoader):
-    """A loader with YAML 1.2's core scalars."""
+    """A loader with YAML 1.2's core scalars. It refuses aliases, because a few lines of them can stand for gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            alias = self.peek_event()  # type: ignore[no-untyped-call]
+            problem = f"*{alias.anchor} repeats an earlier value, which is not allowed here; write the value out"
+            raise _AliasFound(problem=problem, problem_mark=alias.start_mark)
+        return super().compose_node(parent, index)
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -202,7 +213,7 @@ def _yaml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
     try:
         node = yaml.compose(text, Loader=_Loader)
         lines: dict[str, int] = {}
-        if node is not None and (problems := list(_mark(node, "", lines, set()))):
+        if node is not None and (problems := list(_mark(node, "", lines))):
             raise PlanningRefused("; ".join(f"{path}:{line}: {problem}" for line, problem in problems))
         return yaml.load(text, Loader=_Loader), lines
     except RecursionError as error:
@@ -210,19 +221,14 @@ def _yaml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        raise PlanningRefused(f"{place}: this is not YAML: {error.problem}") from error
+        what = "" if isinstance(error, _AliasFound) else "this is not YAML: "
+        raise PlanningRefused(f"{place}: {what}{error.problem}") from error
     except yaml.YAMLError as error:
         raise PlanningRefused(f"{path}: this is not YAML: {error}") from error
 
 
-def _mark(node: yaml.Node, path: str, lines: dict[str, int], seen: set[int]) -> Iterator[tuple[int, str]]:
-    """Record the line of each key. Yields the line and problem of each key that is not text or is repeated.
-
-    `seen` holds the ids of visited nodes, since an anchor may be used in several places.
-    """
-    if id(node) in seen:
-        return
-    seen.add(id(node))
+def _mark(node: yaml.Node, path: str, lines: dict[str, int]) -> Iterator[tuple[int, str]]:
+    """Record the line of each key. Yields the line and problem of each key that is not text or is repeated."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1
@@ -234,11 +240,11 @@ def _mark(node: yaml.Node, path: str, lines: dict[str, int], seen: set[int]) -> 
                 yield line, f"{name} is given twice; first in line {lines[name]}"
                 continue
             lines[name] = line
-            yield from _mark(value, name, lines, seen)
+            yield from _mark(value, name, lines)
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
             lines[f"{path}.{number}"] = value.start_mark.line + 1
-            yield from _mark(value, f"{path}.{number}", lines, seen)
+            yield from _mark(value, f"{path}.{number}", lines)
 
 
 def _toml(path: Path, text: str) -> tuple[Any, dict[str, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from researcher.refusals import PlanningRefused, Refusals, SpecRefused
-from researcher.study.file import checked_spec, read_study_file, scalar
+from researcher.study.file import checked_spec, read_study_file, read_study_text, scalar
 
 YAML = """\
 # A comment.
@@ -110,6 +110,7 @@ def problems(tmp_path: Path, text: str, name: str = "study.yaml") -> tuple[str, 
         ("[22:00-07:00]", "22", ["study.yaml:9: schedule.windows: "], None),
         ("  name: no\n", "  hints: off\n", ["study.yaml:8: set.hints is given twice; first in line 7"], None),
         ("schedule: {", "schedule: {{", ["study.yaml:", "this is not YAML"], None),
+        ("[22:00-07:00]}", "&always [22:00-07:00]}\nnotify: *always", ["study.yaml:10: *always repeats an earlier value"], None),
         (YAML, "", ["is not a study file: it has no keys"], None),
         (YAML, "- a\n- b\n", ["is not a study file"], None),
     ],
@@ -120,6 +121,12 @@ def test_what_is_wrong_is_named_with_its_line(
     said, near = problems(tmp_path, YAML.replace(old, new))
     assert all(text in said for text in says)
     assert nearest is None or nearest in near
+
+
+def test_aliases_are_refused_before_they_are_written_out() -> None:
+    nested = "".join(f"  - &a{level} [{', '.join([f'*a{level - 1}'] * 300)}]\n" for level in range(1, 6))
+    with pytest.raises(PlanningRefused, match=r"the text:3: \*a0 repeats an earlier value.*write the value out"):
+        read_study_text(f"set:\n  - &a0 {['x'] * 300}\n{nested}", Path())
 
 
 def test_wrong_toml_is_named_too(tmp_path: Path) -> None:
