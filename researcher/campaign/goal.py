@@ -12,7 +12,7 @@ from researcher.design.question import InstrumentNames
 from researcher.instruments.instrument import Direction, Factor, Instrument, Scalar
 from researcher.instruments.levels import as_level, level_problem
 from researcher.refusals import Refusals, SpecRefused, refused_in
-from researcher.study.spec import LONGEST_QUESTION, Count, Duration, SpecSchedule
+from researcher.study.spec import LONGEST_QUESTION, Count, Duration, SpecSchedule, service_names
 
 MOST_LEVELS = 9
 _TRAINING, _PARAMETERS = "run.", "run.parameters"
@@ -108,10 +108,15 @@ class CampaignGoal(StrictModel):
 def goal_in(fields: Mapping[str, Any]) -> CampaignGoal:
     """Validate a goal. Raises: SpecRefused, naming every wrong field."""
     try:
-        return CampaignGoal.model_validate(fields)
+        goal = CampaignGoal.model_validate(fields)
     except ValidationError as error:
         Refusals(refused_in(error, CampaignGoal)).raise_any()
         raise AssertionError("pydantic refused the goal but named no field") from error
+    try:
+        service_names(goal.notify)  # here and not in the model, which must read the goals of earlier campaigns
+    except ValueError as error:
+        raise SpecRefused("notify", str(error)) from error
+    return goal
 
 
 class Aim(StrictModel):

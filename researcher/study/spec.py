@@ -117,8 +117,11 @@ def _not_lists(given: Any) -> Any:
     return given
 
 
-def _service_names(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Validate names. The error does not quote a bad name, which may be an address that was meant for the environment."""
+def service_names(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the names in `notify`.
+
+    Raises: ValueError; its text does not quote a bad name, which may be an address that was meant for the environment.
+    """
     if any(_SERVICE.fullmatch(name) is None for name in given):
         raise ValueError(
             "give names in capitals, such as SLACK; their addresses are secret and belong in RESEARCHER_NOTIFY_<NAME>"
@@ -195,7 +198,7 @@ class StudySpec(StrictModel):
     budget: SpecBudget = SpecBudget()
     schedule: SpecSchedule = SpecSchedule()
     approve: Approval | None = None
-    notify: Annotated[tuple[str, ...], AfterValidator(_service_names)] = ()
+    notify: Annotated[tuple[str, ...], AfterValidator(service_names)] = ()
 
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:

@@ -95,6 +95,17 @@ def test_a_goal_that_cannot_be_pursued_is_refused_with_what_to_change(
     assert words in capsys.readouterr().err
 
 
+def test_an_address_among_a_goals_services_is_not_repeated(home: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "goal.yaml"
+    file.write_text(
+        "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nnotify: ['slack://T0KENA/T0KENB/T0KENC']\n"
+    )
+    assert main(["campaign", "start", str(file)]) == 2
+    refused = capsys.readouterr().err
+    assert "goal.yaml:4: notify: give names in capitals, such as SLACK" in refused
+    assert "T0KEN" not in refused
+
+
 def test_a_dry_run_shows_the_levels_that_may_be_tried(home: Path, tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "goal.yaml"
     file.write_text("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 100}\nfactors: {kl: [0.1]}\n")
