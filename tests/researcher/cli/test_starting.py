@@ -223,10 +223,10 @@ def test_the_options_of_a_spec_make_its_plan_again(fields: dict[str, Any], capsy
         (FILE.replace("arithmetic", "arithmetics"), 2, "study.yaml:2: instrument: no instrument is called"),
         (FILE + "5: 6\n", 2, "study.yaml:6: 5 is not a string"),
         (FILE + f"steps: {'9' * 5000}\n", 2, "study.yaml:6: this is not YAML: a number with 5000 digits"),
-        (FILE + "set: &a {deep: *a}\n", 2, "set.deep: should be"),
+        (FILE + "set: &a {deep: *a}\n", 2, "study.yaml:6: *a repeats an earlier value"),
         (FILE + f"set: {'[' * 3000}{']' * 3000}\n", 2, "nested too deeply"),
     ],
-    ids=["budget", "window", "instrument", "key", "number", "anchor", "depth"],
+    ids=["budget", "window", "instrument", "key", "number", "alias", "depth"],
 )
 def test_what_is_wrong_in_a_file_is_said_with_its_line(
     file: Path, text: str, code: int, says: str, capsys: Capture
