@@ -171,8 +171,8 @@ class Executor:
         self._cause = cause
 
     async def _reconciled(self, work: Work, trials: Sequence[TrialRecord]) -> list[str]:
-        """End attempts whose servers are no longer in the pool. Return the keys of the trials that are not over, running ones
-        first.
+        """End attempts that cannot continue on their servers, because these left the pool or host another model now. Return the keys
+        of the trials that are not over, running ones first.
 
         Raises: NoServersLeft when servers take turns and the next one does not start.
         """
@@ -189,9 +189,12 @@ class Executor:
         await self._take_turn(work.plan, [trial for trial, _ in under_way], planned)
         sites = self._pool.sites()
         for trial, attempt in under_way:
-            waits = self._pool.by_turns and not any(site.takes(work.plan, trial.arm) for site in sites)
-            if not waits and not any(_is_at(attempt, site) for site in sites):
-                await self._withdraw(work, trial, attempt)
+            taken = [site for site in sites if site.takes(work.plan, trial.arm)]
+            if any(_is_at(attempt, site) for site in taken):
+                continue
+            stays = any(_is_at(attempt, site) for site in sites)
+            if taken or not (stays or self._pool.by_turns):  # else it waits until its model is hosted again
+                await self._withdraw(work, trial, attempt, stays=stays)
         return [trial.key for trial, _ in under_way] + [trial.key for trial in planned]
 
     async def _take_turn(self, plan: Plan, under_way: Sequence[TrialRecord], planned: Sequence[TrialRecord]) -> None:
@@ -206,13 +209,16 @@ class Executor:
         if not any(site.takes(plan, trial.arm) for trial in due for site in self._pool.sites()):
             await self._pool.turn_to(plan.model_of(due[0].arm))
 
-    async def _withdraw(self, work: Work, trial: TrialRecord, attempt: AttemptRecord) -> None:
+    async def _withdraw(self, work: Work, trial: TrialRecord, attempt: AttemptRecord, *, stays: bool) -> None:
+        """End an attempt, which then starts again on other servers. `stays` says whether its own servers are still in the pool."""
         job = self._clients.job(work.folder(trial, attempt.number), attempt.idempotency_key)
         await job.end(self._limits_of(work.plan).grace_s)
         if not self._store.trials.rests(work.study_id, trial.key):
             self._store.trials.record_rest(work.study_id, trial.key, INTERRUPTED, since=attempt.heartbeat_at)
         reason = f"its server {attempt.server_url} is no longer in the pool"
-        if self._pool.needed > 1:
+        if stays:
+            reason = f"its server {attempt.server_url} no longer hosts {work.plan.model_of(trial.arm).name}"
+        elif self._pool.needed > 1:
             reason = f"its servers ({attempt.server_url} and others) are no longer together in the pool"
         self._store.trials.withdraw_attempt(work.study_id, trial.key, reason)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,6 +114,33 @@ async def test_given_servers_take_the_arms_of_the_models_that_they_host(lab: Lab
         assert [model_of(trial) for trial in trials] == [SMALL, LARGE]
         urls = [lab.store.trials.attempts(lab.study, trial.key)[0].server_url for trial in trials]
         assert urls == [small.url, large.url]
+
+
+async def test_a_trial_whose_server_now_hosts_another_model_starts_again_where_its_own_is_hosted(
+    lab: Lab, tmp_path: Path
+) -> None:
+    with (
+        ServerProcess(tmp_path / "a", "--model", LARGE) as large,
+        ServerProcess(tmp_path / "b", "--model", SMALL) as small,
+    ):
+        [trial, _] = lab.store.trials.ensure(lab.study, "compare", [(arm, 0) for arm in ARMS])
+        lab.store.trials.record_intent(lab.study, trial.key, 1, large.url, f"{trial.key}#1", {})
+        async with asyncio.timeout(120), lab.pool(large.url, small.url) as pool:
+            trials = await lab.run(pool, seeds=1)
+        assert [model_of(trial) for trial in trials] == [SMALL, LARGE]
+    first, second = lab.store.trials.attempts(lab.study, trial.key)
+    assert (first.outcome, first.reason) == ("withdrawn", f"its server {large.url} no longer hosts {SMALL}")
+    assert (second.outcome, second.server_url) == ("done", small.url)
+
+
+async def test_a_trial_whose_model_is_hosted_nowhere_at_the_moment_keeps_its_run(lab: Lab, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "a", "--model", LARGE) as large:
+        [trial, _] = lab.store.trials.ensure(lab.study, "compare", [(arm, 0) for arm in ARMS])
+        lab.store.trials.record_intent(lab.study, trial.key, 1, large.url, f"{trial.key}#1", {})
+        async with lab.pool(large.url) as pool:
+            with pytest.raises(NoServersLeft, match=f"hosts {SMALL}"):
+                await lab.run(pool, seeds=1)
+    assert [each.outcome for each in lab.store.trials.attempts(lab.study, trial.key)] == ["open"]
 
 
 async def test_a_study_with_an_arm_that_no_server_hosts_is_refused(lab: Lab, tmp_path: Path) -> None:
