@@ -22,7 +22,7 @@ from researcher.cli.request import check_addresses, teller
 from researcher.cli.servers import check_servers
 from researcher.cli.worker import keep, work_on
 from researcher.conduct import Outcome
-from researcher.executor.cleanup import Keeping, end_left_of
+from researcher.executor.cleanup import Keeping, end_left_of, leave_servers
 from researcher.executor.slots import weights_seen
 from researcher.home import Home, open_home
 from researcher.instruments.catalogue import open_instrument
@@ -71,14 +71,14 @@ def resume_command(args: argparse.Namespace) -> int:
     if study.options.calibrates:
         raise WrongState(f"{study_id} only timed a short trial; run `researcher calibrate` again instead")
     if args.server:
-        _move(home, study_id, args.server)
+        _move(home, study_id, args.server, teller(args))
     if not args.scheduled:
         home.store.studies.clear_requests(study_id)
     return conduct(home, study_id, as_json=args.json, wait=not args.scheduled)
 
 
-def _move(home: Home, study_id: str, urls: list[str]) -> None:
-    """Continue the study on these servers. Trials that run on other servers start over.
+def _move(home: Home, study_id: str, urls: list[str], tell: Callable[[str], None]) -> None:
+    """Continue the study on these servers. Trials that run on other servers start over, and their runs there are stopped.
 
     Raises: UsageError; LeaseHeld when another process works on the study.
     """
@@ -93,6 +93,8 @@ def _move(home: Home, study_id: str, urls: list[str]) -> None:
         folder = open_instrument(options.instrument or plan.instrument)
         check_cluster(options.clients, plan, folder, urls, say)
     with owned_now(home.store, study_id) as store:
+        for line in asyncio.run(leave_servers(store, study_id, home.studies / study_id, urls, SystemClock())):
+            tell(line)
         store.studies.move(study_id, urls)
 
 

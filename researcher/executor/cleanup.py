@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,10 @@ from swarm.protocol.errors import ErrorCode, SwarmError
 
 _MODELS = "models"
 _EXPORT_S = 1800.0
+_CLIENTS, _SERVERS = "trials/*/*/*/lock", "server*/process/lock"
+"""Lock files of a study's clients and of its own servers, in its folder."""
+_STOP_S = 15.0
+"""Seconds that a server may take to answer a request to stop a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ class Keeping:
         return process.returncode or 0, told.decode(errors="replace")
 
     def _servers(self) -> list[Path]:
-        return sorted(lock.parent.parent for lock in self._folder.glob("server*/process/lock"))
+        return sorted(lock.parent.parent for lock in self._folder.glob(_SERVERS))
 
 
 def _last_words(text: str) -> tuple[str, str | None]:
@@ -152,9 +156,28 @@ async def end_left_of(store: Store, study_id: str, folder: Path, clock: Clock) -
     """
     begun = bool(store.trials.all(study_id, series=()))
     urls = store.studies.get(study_id).options.servers if begun else ()
-    for locks in ("trials/*/*/*/lock", "server*/process/lock"):
-        berths = [Berth(lock.parent, clock) for lock in await asyncio.to_thread(_found, folder, locks)]
-        await asyncio.gather(*(berth.end(LocalLimits().grace_s) for berth in berths))
+    await _end_all(folder, _CLIENTS, clock)
+    await _end_all(folder, _SERVERS, clock)
+    return await _stop_runs(urls, study_id, clock)
+
+
+async def leave_servers(store: Store, study_id: str, folder: Path, kept: Sequence[str], clock: Clock) -> list[str]:
+    """End what a dead worker left running on servers that the study no longer uses: it continues on those at `kept` only.
+
+    `folder` is the study's. Return a line of text for each server on which that failed.
+    """
+    await _end_all(folder, _SERVERS, clock)
+    still = {url.rstrip("/") for url in kept}
+    before = store.studies.get(study_id).options.servers
+    return await _stop_runs([url for url in before if url.rstrip("/") not in still], study_id, clock)
+
+
+async def _end_all(folder: Path, locks: str, clock: Clock) -> None:
+    berths = [Berth(lock.parent, clock) for lock in await asyncio.to_thread(_found, folder, locks)]
+    await asyncio.gather(*(berth.end(LocalLimits().grace_s) for berth in berths))
+
+
+async def _stop_runs(urls: Sequence[str], study_id: str, clock: Clock) -> list[str]:
     told = await asyncio.gather(*(_stop_run(url, study_id, clock) for url in dict.fromkeys(urls)))
     return [each for each in told if each is not None]
 
@@ -168,9 +191,11 @@ async def _stop_run(url: str, study_id: str, clock: Clock) -> str | None:
     once = Patience(connect_s=0.0, later_s=0.0)
     async with SwarmClient(url, server_token(os.environ), patience=once, clock=clock) as swarm:
         try:
-            run_id = (await swarm.status()).run_id
-            if run_id is not None and (await swarm.run(run_id)).spec.labels.get("study") == study_id:
-                await swarm.stop_run(run_id)
-        except SwarmError as error:
+            async with asyncio.timeout(_STOP_S):
+                run_id = (await swarm.status()).run_id
+                if run_id is not None and (await swarm.run(run_id)).spec.labels.get("study") == study_id:
+                    await swarm.stop_run(run_id)
+        except (SwarmError, TimeoutError) as problem:
+            error = str(problem) or f"no answer within {_STOP_S:.0f} s"
             return f"its run at {url} may still be running ({error}): `swarm run stop --url {url}` stops it"
     return None

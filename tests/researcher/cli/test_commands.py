@@ -51,7 +51,7 @@ from swarm.client.sync import SwarmClient
 from swarm.models import ModelFolder
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.example_plan import ARMS, example_plan
-from tests.fakes.repeat_study import FOLDER
+from tests.fakes.repeat_study import FOLDER, repeat_plan
 from tests.fakes.shown_study import at_gate, meet_gate, opened, running
 from tests.fakes.shown_study import planned as shown_planned
 
@@ -547,6 +547,38 @@ def test_what_a_killed_researcher_left_on_given_servers_is_stopped_with_its_stud
     assert f"`swarm run stop --url {away}`" in said
     assert left_on.url not in said
     assert store.studies.get(resting).status is StudyStatus.STOPPED
+
+
+def test_a_study_that_moves_to_another_server_leaves_nothing_running_on_the_old_ones(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, away = Store.open(), "http://127.0.0.1:9"
+    monkeypatch.setattr("researcher.cli.resume.conduct", lambda *_, **__: 0)
+    monkeypatch.setattr("researcher.executor.cleanup._STOP_S", 2.0)
+    with (
+        ServerProcess(tmp_path / "a") as old,
+        ServerProcess(tmp_path / "b") as kept,
+        ServerProcess(tmp_path / "c") as lent,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+    ):
+        hung = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        study = store.studies.create("a topic", {"servers": [old.url, f"{kept.url}/", lent.url, away, hung]})
+        store.plans.save(study, repeat_plan())
+        store.studies.set_status(study, StudyStatus.RUNNING)
+        own = Berth(home / "studies" / study / "server" / "process", SystemClock())
+        own.start(["sleep", "600"], dict(os.environ))
+        with SwarmClient(old.url) as first, SwarmClient(kept.url) as second, SwarmClient(lent.url) as third:
+            labels = {"study": study}
+            left, stays = (each.start_run(RunSpec(labels=labels)).run_id for each in (first, second))
+            theirs = third.start_run(RunSpec(labels={"study": "st-other"})).run_id
+            assert main(["resume", study, "--server", kept.url]) == 0
+            said = capsys.readouterr().out
+            assert first.run(left).phase != "rolling"
+            assert (second.run(stays).phase, third.run(theirs).phase) == ("rolling", "rolling")
+    assert not own.alive()
+    assert store.studies.get(study).options.servers == (kept.url,)
+    assert all(f"`swarm run stop --url {url}`" in said for url in (away, hung))
+    assert old.url not in said
 
 
 def test_a_study_that_somebody_works_on_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
