@@ -128,7 +128,7 @@ class CampaignLoop:
                 await carry_on(self._store, record, last, self._write)
             except StrategistAway as error:
                 return self._rest(record, CampaignStatus.WAITING, str(error))
-        if last is not None and (waits := self._waits(record, last)):
+        if last is not None and (waits := self._waits(record, last, decisions)):
             return self._rest(record, CampaignStatus.WAITING, waits)
         if last is not None and last.study_id is not None and not self._ended(last.study_id):
             self._set(record, CampaignStatus.RUNNING, f"study {last.study_id}: {last.because}")
@@ -193,23 +193,33 @@ class CampaignLoop:
     def _days_over(self) -> str:
         return "The campaign's days are over: the report says what was found by then."
 
-    def _waits(self, record: CampaignRecord, last: DecisionRecord) -> str:
+    def _waits(self, record: CampaignRecord, last: DecisionRecord, decisions: list[DecisionRecord]) -> str:
         """Return what the campaign waits for a person to answer, or an empty string. Record the question if it is new."""
-        goal = CampaignGoal.model_validate(record.goal)
         if last.action == "new_instrument":
             return self._waits_with(record, last)
         if last.action == "ask":
             ask(self._store, record.id, last, "words")
             return self._waited(record, last, f"asks: {last.because}", f"`researcher campaign tell {record.id} TEXT`")
-        gated = (
-            goal.approve == "study"
-            or (goal.approve == "confirm" and last.action in CONFIRMING)
-            or (goal.approve == "campaign" and last.seq == 1)
-        )
-        if not gated or last.study_id is None or self._ended(last.study_id):
+        if last.study_id is None or self._ended(last.study_id) or not self._gated(record, last, decisions):
             return ""
         ask(self._store, record.id, last, "approval")
         return self._waited(record, last, f"waits for a person's word on {last.action} {last.study_id}", _how(record))
+
+    def _gated(self, record: CampaignRecord, last: DecisionRecord, decisions: list[DecisionRecord]) -> bool:
+        """Return whether the newest decision's study needs a person's approval."""
+        approve = CampaignGoal.model_validate(record.goal).approve
+        if approve == "campaign":
+            return not self._one_is_approved(record, decisions)
+        return approve == "study" or (approve == "confirm" and last.action in CONFIRMING)
+
+    def _one_is_approved(self, record: CampaignRecord, decisions: list[DecisionRecord]) -> bool:
+        """Return whether a person has approved a study of the campaign.
+
+        Studies with trials count too: earlier versions only asked about the campaign's first decision, and that may be no study.
+        """
+        approved = {event.detail["decision"] for event in self._store.campaigns.events(record.id, "approved")}
+        studies = [(each.seq, each.study_id) for each in decisions if each.study_id is not None]
+        return any(seq in approved or self._store.trials.all(study_id, series=()) for seq, study_id in studies)
 
     def _waits_with(self, record: CampaignRecord, last: DecisionRecord) -> str:
         """Do what `_waits` does, for an instrument that an LLM wrote."""

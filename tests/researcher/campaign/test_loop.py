@@ -10,12 +10,14 @@ import pytest
 from researcher.campaign import people
 from researcher.campaign.loop import CampaignLoop, Rest
 from researcher.campaign.people import approve, waits_for_a_person
+from researcher.campaign.proposals import Proposal
 from researcher.campaign.records import observe
 from researcher.campaign.verify import verify_campaign
 from researcher.models import CampaignStatus, StudyStatus
 from researcher.store.errors import WrongState
 from researcher.study.plan import Plan, Verdict
 from tests.fakes.campaign import MadeUpCampaign, flat
+from tests.researcher.campaign.test_honesty import Cheat, explore
 
 pytestmark = pytest.mark.anyio
 
@@ -95,6 +97,35 @@ async def test_a_person_is_waited_for_where_the_goal_says_so(tmp_path: Path) -> 
     with pytest.raises(WrongState, match="can no longer be approved"):
         approve(made.store, made.id, "again", "ada")
     assert observe(made.store, made.id).on().incumbent == {"learning_rate": 1.6e-4}
+
+
+def _ask() -> Proposal:
+    return Proposal(action="ask", because="a person has to choose", words="Which factor matters to you?")
+
+
+async def test_the_first_study_is_approved_whichever_decision_starts_it(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, approve="campaign", strategist=Cheat(_ask(), explore(), explore(), explore()))
+    assert "asks" in (await made.carry_out()).reason
+    people.tell(made.store, made.id, "the learning rate", "ada")
+    assert "waits for a person's word on explore" in (await made.carry_out()).reason
+    people.veto(made.store, made.id, "not that one", "ada")
+    assert "waits for a person's word on explore" in (await made.carry_out()).reason
+    assert (len(made.store.campaigns.decisions(made.id)), made.runner.ran) == (3, [])
+    approve(made.store, made.id, "go ahead", "ada")
+    assert (await made.carry_out()).status is CampaignStatus.DONE
+    assert len(made.runner.ran) == 2
+
+
+async def test_a_campaign_whose_studies_earlier_code_ran_unapproved_goes_on(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, approve="campaign", strategist=Cheat(_ask(), explore(), explore()))
+    await made.carry_out()
+    people.tell(made.store, made.id, "the learning rate", "ada")
+    await made.carry_out()
+    last = made.store.campaigns.decisions(made.id)[-1]
+    assert last.study_id is not None
+    await made.runner(last.study_id, Plan.model_validate_json(last.plan or ""))
+    assert (await made.carry_out()).status is CampaignStatus.DONE
+    assert len(made.runner.ran) == 2
 
 
 async def test_a_vetoed_study_stops_and_the_next_decision_knows_why(tmp_path: Path) -> None:
