@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 
 from foundation.clock import Clock
 from researcher.executor.processes import started_at
+from researcher.store.errors import LeaseHeld
 from researcher.store.store import Store
+from researcher.store.transactions import owned_resource
 
 LEASE_S = 60.0
 _RENEW_S = 15.0
@@ -79,6 +82,19 @@ def owned_now(store: Store, study_id: str) -> Iterator[Store]:
         yield store.fenced(study_id, token)
     finally:
         store.leases.release(study_id, token)
+
+
+@contextlib.contextmanager
+def owned_at_rest(store: Store, study_id: str) -> Iterator[Store]:
+    """Like `owned_now`, but a live owner on this machine keeps the study: the lease of a suspended or slow process may have expired.
+
+    Raises: LeaseHeld.
+    """
+    holder = store.leases.holder(study_id)
+    if holder is not None and lives_here(holder.owner):
+        raise LeaseHeld(owned_resource(study_id), holder.owner, max(0.0, holder.expires_at - time.time()))
+    with owned_now(store, study_id) as own:
+        yield own
 
 
 def _acquire(store: Store, study_id: str) -> int:

@@ -18,7 +18,7 @@ from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.graph import Decided, decide
 from researcher.campaign.judging import StudyPlanner, chosen, judged
 from researcher.campaign.new_instrument import InstrumentWriter, Making, carry_on
-from researcher.campaign.people import RESUMED, ask, waits_for_a_person
+from researcher.campaign.people import PAUSED, RESUMED, STOPPED, ask, waits_for_a_person
 from researcher.campaign.proposals import Judged, Proposal
 from researcher.campaign.records import JOINED, UNDECIDED, folders_of, observe
 from researcher.campaign.report import campaign_page, write_campaign_report
@@ -106,13 +106,11 @@ class CampaignLoop:
             if record.status.ended:
                 return self._rest(record, record.status, record.reason or "")
             if record.stop_requested:
-                return self._rest(
-                    record, CampaignStatus.STOPPED, "stopped on request; `researcher campaign resume` continues it"
-                )
+                await self._halt_study(record)
+                return self._rest(record, CampaignStatus.STOPPED, STOPPED)
             if record.pause_requested:
-                return self._rest(
-                    record, CampaignStatus.WAITING, "paused on request; `researcher campaign resume` continues it"
-                )
+                await self._halt_study(record)
+                return self._rest(record, CampaignStatus.WAITING, PAUSED)
             outcome = await self._next(record)
             if outcome is not None:
                 return outcome
@@ -140,6 +138,17 @@ class CampaignLoop:
         if reason := self._keeps_failing(record, decisions):
             return self._rest(record, CampaignStatus.FAILED, reason)
         return await self._decide(record)
+
+    async def _halt_study(self, record: CampaignRecord) -> None:
+        """Have the newest study stop or pause as requested, which ends what a dead worker left running."""
+        decisions = self._store.campaigns.decisions(record.id)
+        last = next((each for each in reversed(decisions) if each.study_id is not None), None)
+        if last is None or last.study_id is None:
+            return
+        study = self._store.studies.get(last.study_id)
+        begun = study.plan_version is not None and not study.status.ended
+        if begun and (study.stop_requested or study.pause_requested):  # else it would run
+            await self._run_study(study.id, Plan.model_validate_json(last.plan or ""))
 
     async def _decide(self, record: CampaignRecord) -> CampaignOutcome | None:
         seen = observe(self._store, record.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from foundation.nearest import nearest
 from researcher.campaign.new_instrument import Making
@@ -18,8 +18,13 @@ from researcher.store.errors import LeaseHeld, WrongState, owner_text
 from researcher.store.store import Store
 
 ASKED, RESUMED = "asked", "resumed"
+STOPPED = "stopped on request; `researcher campaign resume` continues it"
+PAUSED = "paused on request; `researcher campaign resume` continues it"
 Owning = Callable[[Store, str], AbstractContextManager[Store]]
-"""Takes a campaign's lease for a short write (see `researcher.ownership.owned_now`). Raises: LeaseHeld."""
+"""Takes a campaign's lease for a short write (see `researcher.ownership`). Raises: LeaseHeld."""
+Halting = Callable[[str, Literal["stop", "pause"]], list[str]]
+"""Halts the newest study of a campaign that has no worker (see `researcher.orphans.halt_newest`), and returns what it could not end.
+Raises: LeaseHeld."""
 _ANSWERS = {"approval": ("approved", "vetoed"), "words": ("told", "answered")}
 """Kinds of journal entries that answer a question, by what the question needs."""
 
@@ -161,10 +166,21 @@ def amend_budget(store: Store, campaign_id: str, limits: Mapping[str, float], be
     return words
 
 
-def pause(store: Store, campaign_id: str) -> None:
-    """Request a pause of the campaign and of its running study. Raises: WrongState when the campaign has ended."""
+def pause(store: Store, campaign_id: str, owning: Owning, halt: Halting) -> str:
+    """Ask the campaign's worker to pause, or pause the campaign and its study here if it has none. Return what was done.
+
+    Raises: WrongState when the campaign has ended.
+    """
     check_open(store, campaign_id, "paused")
     store.campaigns.request(campaign_id, pause=True)
+    try:
+        with owning(store, campaign_id) as own:
+            left = halt(campaign_id, "pause")
+            if own.campaigns.get(campaign_id).status is CampaignStatus.RUNNING:
+                own.campaigns.set_status(campaign_id, CampaignStatus.WAITING, PAUSED)
+            return "; ".join(["no process works on it; it stays where it is", *left])
+    except LeaseHeld as held:
+        return f"asked {owner_text(held.owner)} to pause"
 
 
 def withdraw_requests(store: Store, campaign_id: str, owning: Owning) -> None:
@@ -181,15 +197,18 @@ def withdraw_requests(store: Store, campaign_id: str, owning: Owning) -> None:
             own.campaigns.set_status(campaign_id, CampaignStatus.RUNNING, RESUMED)
 
 
-def stop(store: Store, campaign_id: str, reports: Path, owning: Owning) -> str:
-    """Ask the campaign's worker to stop, or stop the campaign here if it has none. Return what was done."""
+def stop(store: Store, campaign_id: str, reports: Path, owning: Owning, halt: Halting) -> str:
+    """Ask the campaign's worker to stop, or stop the campaign and its study here if it has none. Return what was done."""
     store.campaigns.request(campaign_id, stop=True)
     try:
         with owning(store, campaign_id) as own:
-            reason = "stopped on request; `researcher campaign resume` continues it"
-            write_campaign_report(own, campaign_id, reports, status=CampaignStatus.STOPPED, reason=reason)
-            own.campaigns.set_status(campaign_id, CampaignStatus.STOPPED, reason)
-            return "stopped"
+            status = own.campaigns.get(campaign_id).status
+            left = halt(campaign_id, "stop")
+            if status.ended:
+                return "; ".join([f"{status} already", *left])
+            write_campaign_report(own, campaign_id, reports, status=CampaignStatus.STOPPED, reason=STOPPED)
+            own.campaigns.set_status(campaign_id, CampaignStatus.STOPPED, STOPPED)
+            return "; ".join(["stopped", *left])
     except LeaseHeld as held:
         return f"asked {owner_text(held.owner)} to stop"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import getpass
 import json
 import math
@@ -32,7 +33,8 @@ from researcher.cli.start import home_to_look_at, keep_calls
 from researcher.describe import when
 from researcher.home import Home, open_home
 from researcher.models import CampaignRecord, CampaignStatus, LlmCall, StudyStatus
-from researcher.ownership import living_owner, owned_now
+from researcher.orphans import halt_newest
+from researcher.ownership import living_owner, owned_at_rest, owned_now
 from researcher.store.errors import NotFound
 from researcher.study.file import Lines, read_data_file
 from researcher.view import duration
@@ -324,20 +326,20 @@ def amend(args: argparse.Namespace) -> int:
 
 
 def pause(args: argparse.Namespace) -> int:
-    """Pause the campaign and its study."""
+    """Pause the campaign and its study. If no process works on it, end what a dead worker left running."""
     home, record = _named(args)
-    people.pause(home.store, record.id)
-    return answer(args.json, {"campaign": record.id}, f"{record.id}: asked to pause")
+    text = people.pause(home.store, record.id, owned_at_rest, functools.partial(halt_newest, home))
+    return answer(args.json, {"campaign": record.id}, f"{record.id}: {text}")
 
 
 def stop(args: argparse.Namespace) -> int:
-    """Ask the campaign's worker to stop. Without a worker, stop the campaign here."""
+    """Ask the campaign's worker to stop. Without a worker, stop the campaign here, along with anything a dead worker left running."""
     home, record = _named(args)
     if record.status.ended:
         return answer(
             args.json, {"campaign": record.id, "status": record.status}, f"{record.id}: {record.status} already"
         )
-    text = people.stop(home.store, record.id, home.studies, owned_now)
+    text = people.stop(home.store, record.id, home.studies, owned_at_rest, functools.partial(halt_newest, home))
     return answer(args.json, {"campaign": record.id}, f"{record.id}: {text}")
 
 

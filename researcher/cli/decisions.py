@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import getpass
 from typing import Literal
 
-from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.attendance import carrier
 from researcher.cli import DONE, answer
 from researcher.cli.request import seconds
-from researcher.conduct import interim_report
 from researcher.describe import plan_lines
-from researcher.executor.cleanup import end_left_of
 from researcher.gates import Amendment, amend, answer_gate
-from researcher.halts import STOPPED_ON_REQUEST, STOPPED_UNPLANNED
 from researcher.home import Home, open_home
 from researcher.models import Answer, StudyRecord, StudyStatus
-from researcher.ownership import lives_here, owned_now
+from researcher.orphans import end_left, halt
 from researcher.store.errors import LeaseHeld, WrongState, owner_text
 from researcher.study.draft import seeds_of
 
@@ -115,31 +110,21 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
 
 def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]) -> str:
     """Ask the worker to stop or pause, or do it here if there is no worker. Returns what was done."""
-    lease = home.store.leases.holder(study.id)
-    if lease is not None and lives_here(lease.owner):  # its lease may have lapsed in a suspended or slow process
-        return f"asked {owner_text(lease.owner)} to {wish}"
     try:
-        with owned_now(home.store, study.id) as own:
-            left = asyncio.run(end_left_of(own, study.id, home.studies / study.id, SystemClock()))
-            if wish == "pause":
-                return "; ".join(["no process works on it; it stays where it is", *left])
-            reason = STOPPED_UNPLANNED if study.plan_version is None else STOPPED_ON_REQUEST
-            own.studies.set_status(study.id, StudyStatus.STOPPED, reason)
-            folder = interim_report(own, study.id, home.studies)
-            return "; ".join([reason, *left, *([] if folder is None else [f"report: {folder / 'report.md'}"])])
+        left = halt(home, study.id, wish)
     except LeaseHeld as held:
         return f"asked {owner_text(held.owner)} to {wish}"
+    if wish == "pause":
+        return "; ".join(["no process works on it; it stays where it is", *left])
+    report = home.studies / study.id / "report.md"
+    written = [f"report: {report}"] if study.plan_version is not None and report.exists() else []
+    return "; ".join([home.store.studies.get(study.id).reason or "stopped", *left, *written])
 
 
 def _left_of_ended(home: Home, study: StudyRecord) -> list[str]:
     """End what a dead worker of an ended study left running. Returns a line for each thing done."""
-    lease = home.store.leases.holder(study.id)
-    if lease is None or lives_here(lease.owner):
-        return []
-    try:
-        with owned_now(home.store, study.id) as own:
-            left = asyncio.run(end_left_of(own, study.id, home.studies / study.id, SystemClock()))
-    except LeaseHeld:
+    left = end_left(home, study.id)
+    if left is None:
         return []
     then = [f"`researcher resume {study.id}` frees its disk"] if study.status is StudyStatus.DONE else []
     return ["ended what was left running", *then, *left]

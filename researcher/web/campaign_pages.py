@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +14,8 @@ from starlette.responses import RedirectResponse, Response
 from researcher.campaign import people
 from researcher.campaign.report import short
 from researcher.home import Home
-from researcher.ownership import owned_now
+from researcher.orphans import halt_newest
+from researcher.ownership import owned_at_rest, owned_now
 from researcher.refusals import SpecRefused
 from researcher.serving import Access
 from researcher.study.file import read_study_text
@@ -148,12 +150,12 @@ class CampaignPages:
     def carry(self, request: Request, reference: str, form: Form) -> Response:
         """Pause, stop or resume the campaign."""
         campaign_id = self._asked(request, reference, form)
-        store, what = self._home.store, form.get("what", "")
+        store, what, halt = self._home.store, form.get("what", ""), partial(halt_newest, self._home)
         if what == "pause":
-            people.pause(store, campaign_id)
+            people.pause(store, campaign_id, owned_at_rest, halt)
         elif what == "stop":
             people.check_open(store, campaign_id, "stopped")
-            people.stop(store, campaign_id, self._home.studies, owned_now)
+            people.stop(store, campaign_id, self._home.studies, owned_at_rest, halt)
         elif what == "resume":
             people.withdraw_requests(store, campaign_id, owned_now)
             store.campaigns.hand_over(campaign_id)

@@ -58,8 +58,11 @@ class RecordedStudies:
         """What an arm's model answered at the end, kept as a sampled episode of each trial."""
 
     async def __call__(self, study_id: str, plan: Plan) -> Rest:
-        self.before(study_id)
         store = self._store
+        if store.studies.get(study_id).pause_requested:
+            store.studies.set_status(study_id, StudyStatus.WAITING, "paused on request")
+            return Rest(ended=False, reason="paused on request")
+        self.before(study_id)
         if store.studies.get(study_id).plan_version is None:
             store.plans.save(study_id, plan)
         if store.studies.get(study_id).stop_requested:

@@ -186,6 +186,29 @@ async def test_a_stop_and_a_pause_are_heeded_between_studies(tmp_path: Path) -> 
     assert (await made.carry_out()).status is CampaignStatus.STOPPED
 
 
+def _began(made: MadeUpCampaign, study_id: str) -> None:
+    """As a worker that was killed in the middle of the study."""
+    plan = Plan.model_validate_json(made.store.campaigns.decisions(made.id)[-1].plan or "")
+    made.store.plans.save(study_id, plan)
+    made.store.studies.set_status(study_id, StudyStatus.RUNNING)
+    raise Killed
+
+
+@pytest.mark.parametrize("wish", ["stop", "pause"])
+async def test_a_stop_or_a_pause_reaches_the_study_whose_worker_died(tmp_path: Path, wish: str) -> None:
+    made = MadeUpCampaign(tmp_path)
+    made.runner.before = lambda study_id: _began(made, study_id)
+    with pytest.raises(Killed):
+        await made.carry_out()
+    made.runner.before = lambda study_id: None
+    made.store.campaigns.request(made.id, stop=wish == "stop", pause=wish == "pause")
+    outcome = await made.carry_out()
+    [decision] = made.store.campaigns.decisions(made.id)
+    study = made.store.studies.get(decision.study_id or "")
+    assert outcome.status.value == study.status.value == ("stopped" if wish == "stop" else "waiting")
+    assert made.runner.ran == []
+
+
 async def test_two_studies_that_fail_in_a_row_call_for_a_person(tmp_path: Path) -> None:
     made = MadeUpCampaign(tmp_path)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import socket
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +14,15 @@ from typing import Any
 
 import pytest
 
-from foundation.clock import ManualClock
-from researcher.home import DATABASE
+from foundation.clock import ManualClock, SystemClock
+from researcher.campaign import people
+from researcher.executor.processes import Berth
+from researcher.home import DATABASE, open_home
 from researcher.main import main
+from researcher.models import CampaignStatus, StudyStatus
+from researcher.ownership import owned_at_rest, this_process
 from researcher.schedule.daemon import Carrier, only_daemon
+from researcher.study.plan import Plan
 from tests.fakes.campaign import MadeUpCampaign
 from tests.researcher.campaign.test_honesty import Cheat
 from tests.researcher.campaign.test_new_instrument import WANTED, Writer
@@ -193,6 +200,69 @@ def test_people_steer_one_that_waits(waiting: MadeUpCampaign, tmp_path: Path, ca
     assert said(capsys, 0, "veto", "--because", "on second thoughts")["decision"] == 1
     said(capsys, 0, "stop")
     assert said(capsys, 0, "status")["status"] == "stopped"
+
+
+@pytest.fixture
+def orphaned(home: Path) -> Iterator[tuple[MadeUpCampaign, str, Berth]]:
+    """One whose worker was killed in its first study, the study, and the study's server, which is still there."""
+
+    class Killed(BaseException):
+        pass
+
+    (home / "studies").mkdir()
+    made = MadeUpCampaign(home / "studies", url=f"sqlite:///{home / DATABASE}")
+    dead = f"{socket.gethostname()}/1/0"
+
+    def begin(study_id: str) -> None:
+        [decision] = made.store.campaigns.decisions(made.id)
+        made.store.plans.save(study_id, Plan.model_validate_json(decision.plan or ""))
+        made.store.studies.set_status(study_id, StudyStatus.RUNNING)
+        raise Killed
+
+    made.runner.before = begin
+    with pytest.raises(Killed):
+        asyncio.run(made.carry_out())
+    [decision] = made.store.campaigns.decisions(made.id)
+    for each in (made.id, decision.study_id):
+        made.store.leases.acquire(str(each), dead, 1e9)
+    berth = Berth(home / "studies" / str(decision.study_id) / "server" / "process", SystemClock())
+    berth.start(["/bin/sleep", "600"], {})
+    yield made, str(decision.study_id), berth
+    asyncio.run(berth.end(1.0))
+    made.store.close()
+
+
+def test_a_stop_ends_what_a_dead_worker_left(orphaned: tuple[MadeUpCampaign, str, Berth], capsys: Capture) -> None:
+    made, study, berth = orphaned
+    assert main(["campaign", "stop"]) == 0
+    assert capsys.readouterr().out == f"{made.id}: stopped\n"
+    assert not berth.alive()
+    assert made.store.campaigns.get(made.id).status is CampaignStatus.STOPPED
+    assert made.store.studies.get(study).status is StudyStatus.STOPPED
+
+
+def test_a_pause_ends_what_a_dead_worker_left(orphaned: tuple[MadeUpCampaign, str, Berth], capsys: Capture) -> None:
+    made, study, berth = orphaned
+    assert main(["campaign", "pause"]) == 0
+    assert "no process works on it; it stays where it is" in capsys.readouterr().out
+    assert not berth.alive()
+    assert made.store.campaigns.get(made.id).status is CampaignStatus.WAITING
+    assert not made.store.studies.get(study).status.ended
+
+
+def test_a_worker_that_lives_is_asked_even_if_its_lease_expired(waiting: MadeUpCampaign, capsys: Capture) -> None:
+    waiting.store.leases.acquire(waiting.id, this_process(), -1.0)
+    for wish in ("pause", "stop"):
+        assert main(["campaign", wish]) == 0
+        assert f"asked process {os.getpid()}" in capsys.readouterr().out
+    assert waiting.store.campaigns.get(waiting.id).status is CampaignStatus.WAITING
+
+
+def test_one_that_is_done_by_then_is_not_stopped(done: MadeUpCampaign) -> None:
+    home = open_home()
+    said = people.stop(done.store, done.id, home.studies, owned_at_rest, lambda *_: [])
+    assert (said, done.store.campaigns.get(done.id).status) == ("done already", CampaignStatus.DONE)
+    home.store.close()
 
 
 def test_the_daemon_goes_on_once_a_person_has_answered(waiting: MadeUpCampaign, capsys: Capture) -> None:

@@ -147,7 +147,7 @@ async def test_a_campaign_that_runs_is_not_started_again(page: WebPage, browser:
     assert f"line 2: <code>goal</code>: {first.id} already pursues this goal" in again.text
     assert (len(page.home.store.campaigns.all()), page.daemons) == (1, [1])
     page.home.store.campaigns.request(first.id, stop=True)
-    people.stop(page.home.store, first.id, page.home.studies, owned_now)
+    people.stop(page.home.store, first.id, page.home.studies, owned_now, lambda *_: [])
     assert (await send(browser, "/draft/campaign/start", text=GOAL_FILE)).status_code == 303
 
 
