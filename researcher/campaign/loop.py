@@ -18,7 +18,7 @@ from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.graph import Decided, decide
 from researcher.campaign.judging import StudyPlanner, chosen, judged
 from researcher.campaign.new_instrument import InstrumentWriter, Making, carry_on
-from researcher.campaign.people import PAUSED, RESUMED, STOPPED, ask, waits_for_a_person
+from researcher.campaign.people import PAUSED, RESUMED, STOPPED, ask, is_answered, waits_for_a_person
 from researcher.campaign.proposals import Judged, Proposal
 from researcher.campaign.records import JOINED, UNDECIDED, folders_of, observe
 from researcher.campaign.report import campaign_page, write_campaign_report
@@ -121,13 +121,16 @@ class CampaignLoop:
         last = decisions[-1] if decisions else None
         if last is not None and last.action == "conclude":
             return self._rest(record, CampaignStatus.DONE, last.because)
-        if last is not None and last.action == "new_instrument":
-            try:
-                await carry_on(self._store, record, last, self._write)
-            except StrategistAway as error:
-                return self._rest(record, CampaignStatus.WAITING, str(error))
-        if last is not None and (waits := self._waits(record, last, decisions)):
-            return self._rest(record, CampaignStatus.WAITING, waits)
+        if last is not None and Timetable.of_record(record.schedule).over(self._clock.now()):
+            self._end_unanswered(record, last, decisions)
+        elif last is not None:
+            if last.action == "new_instrument":
+                try:
+                    await carry_on(self._store, record, last, self._write)
+                except StrategistAway as error:
+                    return self._rest(record, CampaignStatus.WAITING, str(error))
+            if waits := self._waits(record, last, decisions):
+                return self._rest(record, CampaignStatus.WAITING, waits)
         if last is not None and last.study_id is not None and not self._ended(last.study_id):
             self._set(record, CampaignStatus.RUNNING, f"study {last.study_id}: {last.because}")
             rest = await self._run_study(last.study_id, Plan.model_validate_json(last.plan or ""))
@@ -229,6 +232,16 @@ class CampaignLoop:
         approved = {event.detail["decision"] for event in self._store.campaigns.events(record.id, "approved")}
         studies = [(each.seq, each.study_id) for each in decisions if each.study_id is not None]
         return any(seq in approved or self._store.trials.all(study_id, series=()) for seq, study_id in studies)
+
+    def _end_unanswered(self, record: CampaignRecord, last: DecisionRecord, decisions: list[DecisionRecord]) -> None:
+        """Once the campaign's days are over, stop a study that no person approved in time."""
+        study_id = last.study_id
+        if study_id is None or self._ended(study_id) or not self._gated(record, last, decisions):
+            return
+        if not is_answered(self._store.campaigns.events(record.id), last.seq):
+            self._store.studies.set_status(
+                study_id, StudyStatus.STOPPED, "its days are over, and nobody had approved it"
+            )
 
     def _waits_with(self, record: CampaignRecord, last: DecisionRecord) -> str:
         """Do what `_waits` does, for an instrument that an LLM wrote."""

@@ -46,6 +46,11 @@ def open_question(events: Sequence[CampaignEvent]) -> CampaignEvent | None:
     return None if answered else asked
 
 
+def is_answered(events: Sequence[CampaignEvent], decision: int) -> bool:
+    """Return whether a person has approved or vetoed the decision with this number."""
+    return any(event.kind in _ANSWERS["approval"] and event.detail.get("decision") == decision for event in events)
+
+
 def waits_for_a_person(store: Store, record: CampaignRecord) -> bool:
     """Return whether the campaign waits for a person's answer."""
     return open_question(store.campaigns.events(record.id)) is not None

@@ -170,7 +170,7 @@ def status_json(home: Home, record: CampaignRecord) -> dict[str, Any]:
     trials_left = [seen.left.trials] if seen.left.trials is not None else []
     if seen.left.wall_s is not None and per_trial_s:
         trials_left.append(int(seen.left.wall_s / per_trial_s))
-    asked = open_question(store.campaigns.events(record.id))
+    asked = None if record.status.ended else open_question(store.campaigns.events(record.id))
     worker = living_owner(store, record.id, time.time())
     rests = worker is None and not record.status.ended
     return {

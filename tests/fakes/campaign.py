@@ -59,7 +59,8 @@ class RecordedStudies:
 
     async def __call__(self, study_id: str, plan: Plan) -> Rest:
         store = self._store
-        if store.studies.get(study_id).pause_requested:
+        asked = store.studies.get(study_id)
+        if asked.pause_requested and not asked.stop_requested:
             store.studies.set_status(study_id, StudyStatus.WAITING, "paused on request")
             return Rest(ended=False, reason="paused on request")
         self.before(study_id)

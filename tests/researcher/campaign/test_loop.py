@@ -232,6 +232,26 @@ async def test_after_its_days_it_concludes_with_what_it_has(tmp_path: Path) -> N
     assert (last.action, last.strategist) == ("conclude", "rules")
 
 
+async def test_a_study_that_nobody_approved_in_the_campaigns_days_is_stopped(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, schedule={"days": 1}, approve="study")
+    assert (await made.carry_out()).status is CampaignStatus.WAITING
+    made.clock.advance(2 * 86_400)
+    assert (await made.carry_out()).status is CampaignStatus.DONE
+    first, last = made.store.campaigns.decisions(made.id)
+    study = made.store.studies.get(first.study_id or "")
+    assert (study.status, study.reason) == (StudyStatus.STOPPED, "its days are over, and nobody had approved it")
+    assert (last.action, made.runner.ran) == ("conclude", [])
+    assert verify_campaign(made.store, made.id, made.folder / made.id) == []
+
+
+async def test_a_question_that_nobody_answered_in_the_campaigns_days_ends_it(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, schedule={"days": 1}, strategist=Cheat(_ask()))
+    assert (await made.carry_out()).status is CampaignStatus.WAITING
+    made.clock.advance(2 * 86_400)
+    assert (await made.carry_out()).status is CampaignStatus.DONE
+    assert [each.strategist for each in made.store.campaigns.decisions(made.id)] == ["cheat", "rules"]
+
+
 async def test_more_budget_is_seen_by_the_next_decision(tmp_path: Path) -> None:
     made = MadeUpCampaign(tmp_path, budget={"trials": 20})
     made.store.campaigns.record(
