@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -31,19 +32,28 @@ _ANSWERS = {"approval": ("approved", "vetoed"), "words": ("told", "answered")}
 
 def ask(store: Store, campaign_id: str, decision: DecisionRecord, needs: str) -> None:
     """Record, once, that this decision waits for a person. `needs` is `approval` or `words`."""
-    detail = {"decision": decision.seq, "needs": needs}
-    if all(event.detail != detail for event in store.campaigns.events(campaign_id, ASKED)):
-        store.campaigns.record(campaign_id, ASKED, detail)
+    detail: dict[str, Any] = {"decision": decision.seq, "needs": needs}
+    asked = (event.detail for event in store.campaigns.events(campaign_id, ASKED))
+    if all((each["decision"], each["needs"]) != (decision.seq, needs) for each in asked):
+        store.campaigns.record(campaign_id, ASKED, detail if needs == "approval" else {**detail, "since": decision.at})
 
 
 def open_question(events: Sequence[CampaignEvent]) -> CampaignEvent | None:
     """Return the unanswered question in a journal, or None. `events` are in order."""
     asked = next((event for event in reversed(events) if event.kind == ASKED), None)
-    if asked is None:
-        return None
-    kinds = _ANSWERS[asked.detail["needs"]]
-    answered = any(event.seq > asked.seq and event.kind in kinds for event in events)
-    return None if answered else asked
+    return None if asked is None or any(_answers(event, asked) for event in events) else asked
+
+
+def _answers(event: CampaignEvent, asked: CampaignEvent) -> bool:
+    """Return whether a journal entry answers a question.
+
+    The answer may come first: a campaign that is interrupted after a decision records the question when it resumes.
+    """
+    if event.kind not in _ANSWERS[asked.detail["needs"]]:
+        return False
+    if asked.detail["needs"] == "approval" and event.detail.get("decision") == asked.detail["decision"]:
+        return True
+    return event.seq > asked.seq or event.at > asked.detail.get("since", math.inf)
 
 
 def is_answered(events: Sequence[CampaignEvent], decision: int) -> bool:

@@ -252,6 +252,45 @@ async def test_a_question_that_nobody_answered_in_the_campaigns_days_ends_it(tmp
     assert [each.strategist for each in made.store.campaigns.decisions(made.id)] == ["cheat", "rules"]
 
 
+def _pauses_after_deciding(made: MadeUpCampaign) -> None:
+    """Have a person ask for a pause while the campaign decides."""
+    real = made.store.campaigns.decide
+
+    def decide(*args: Any) -> Any:
+        found = real(*args)
+        made.store.campaigns.request(made.id, pause=True)
+        return found
+
+    made.store.campaigns.decide = decide  # type: ignore[assignment, method-assign]
+
+
+async def test_a_veto_of_a_paused_campaigns_study_needs_no_second_answer(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, approve="study")
+    _pauses_after_deciding(made)
+    assert "paused" in (await made.carry_out()).reason
+    people.veto(made.store, made.id, "not that one", "ada")
+    made.store.campaigns.request(made.id, pause=False)
+    await made.carry_out()
+    first, second = made.store.campaigns.decisions(made.id)
+    assert made.store.studies.get(first.study_id or "").status is StudyStatus.STOPPED
+    assert second.saw["said"][0]["words"] == "not that one"
+
+
+async def test_words_to_a_paused_campaign_answer_its_question(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, strategist=Cheat(_ask(), _ask()))
+    people.tell(made.store, made.id, "not an answer", "ada")
+    made.clock.advance(1)
+    _pauses_after_deciding(made)
+    assert "paused" in (await made.carry_out()).reason
+    made.clock.advance(1)
+    people.tell(made.store, made.id, "the learning rate", "ada")
+    made.store.campaigns.request(made.id, pause=False)
+    assert "paused" in (await made.carry_out()).reason
+    made.store.campaigns.request(made.id, pause=False)
+    assert "asks" in (await made.carry_out()).reason
+    assert len(made.store.campaigns.decisions(made.id)) == 2
+
+
 async def test_more_budget_is_seen_by_the_next_decision(tmp_path: Path) -> None:
     made = MadeUpCampaign(tmp_path, budget={"trials": 20})
     made.store.campaigns.record(
