@@ -12,7 +12,17 @@ from researcher.design.question import InstrumentNames
 from researcher.instruments.instrument import Direction, Factor, Instrument, Scalar
 from researcher.instruments.levels import as_level, level_problem
 from researcher.refusals import Refusals, SpecRefused, refused_in
-from researcher.study.spec import LONGEST_QUESTION, Count, Duration, SpecSchedule, service_names
+from researcher.study.spec import (
+    LONGEST_QUESTION,
+    MOST,
+    MOST_STEPS,
+    Count,
+    Duration,
+    SpecSchedule,
+    Trials,
+    at_most,
+    service_names,
+)
 
 MOST_LEVELS = 9
 _TRAINING, _PARAMETERS = "run.", "run.parameters"
@@ -33,10 +43,10 @@ class CampaignBudget(StrictModel):
     """Spending limits for all studies together. None means no limit. `money` is for LLM calls, in the currency of their prices."""
 
     wall: Duration | None = None
-    trials: Annotated[int | None, Field(ge=1)] = None
+    trials: Trials | None = None
     tokens: Count | None = None
     llm_tokens: Count | None = None
-    money: Annotated[float | None, Field(gt=0)] = None
+    money: Annotated[float, Field(gt=0), AfterValidator(at_most(MOST))] | None = None
 
 
 def _said(text: str) -> str:
@@ -78,7 +88,7 @@ class CampaignGoal(StrictModel):
     objective: Objective = Objective()
     factors: _Factors = {}
     set: dict[str, Scalar] = {}
-    steps: Annotated[int | None, Field(ge=1, strict=True)] = None
+    steps: Annotated[int, Field(ge=1, strict=True), AfterValidator(at_most(MOST_STEPS))] | None = None
     strategist: Literal["auto", "llm", "builtin"] = "auto"
     budget: CampaignBudget = CampaignBudget()
     schedule: SpecSchedule = SpecSchedule()
@@ -117,6 +127,14 @@ def goal_in(fields: Mapping[str, Any]) -> CampaignGoal:
     except ValueError as error:
         raise SpecRefused("notify", str(error)) from error
     return goal
+
+
+def check_limits(limits: Mapping[str, float]) -> None:
+    """Check amended limits of a budget, by name. Raises: SpecRefused, naming every wrong limit."""
+    try:
+        CampaignBudget.model_validate(dict(limits))
+    except ValidationError as error:
+        Refusals(refused_in(error, CampaignBudget)).raise_any()
 
 
 class Aim(StrictModel):

@@ -43,7 +43,7 @@ def as_level(factor: Factor, given: Scalar) -> Scalar:
             given = float(given)
         except ValueError:
             return given
-    if isinstance(given, bool) or not math.isfinite(given):
+    if isinstance(given, bool) or not _is_finite(given):
         return given
     return int(given) if factor.type == "int" and given == int(given) else float(given)
 
@@ -59,8 +59,10 @@ def level_problem(factor: Factor, level: Scalar) -> str | None:
         return f"{factor.name} must be one of {', '.join(shown)}{more}, not {level}"
     if factor.type in ("text", "data"):
         return f"{factor.name} must be a text, not {level}" if not isinstance(level, str) else None
-    if isinstance(level, bool | str) or not math.isfinite(level):
+    if isinstance(level, bool | str):
         return f"{factor.name} takes numbers, not {level}"
+    if not _is_finite(level):
+        return f"{factor.name} takes no number as large as this"
     if factor.type == "int" and level != int(level):
         return f"{factor.name} takes whole numbers, not {level:g}"
     if factor.share and not 0 < level < 1:
@@ -69,6 +71,14 @@ def level_problem(factor: Factor, level: Scalar) -> str | None:
         low, high = ("anything" if bound is None else f"{bound:g}" for bound in (factor.low, factor.high))
         return f"{factor.name} goes from {low} to {high}; {level:g} lies outside"
     return None
+
+
+def _is_finite(number: float) -> bool:
+    """Return whether a float can hold the number, which may be an integer of any length."""
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 def off_level(factor: Factor) -> Scalar | None:

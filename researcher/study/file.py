@@ -250,8 +250,10 @@ def _mark(node: yaml.Node, path: str, lines: dict[str, int]) -> Iterator[tuple[i
 def _toml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also for numbers with thousands of digits
         raise PlanningRefused(f"{path}: this is not TOML: {error}") from error
+    except RecursionError as error:
+        raise PlanningRefused(f"{path} is nested too deeply for a study file") from error
     table, lines = "", dict[str, int]()
     for number, line in enumerate(text.splitlines(), start=1):
         if (found := _TABLE.match(line)) is not None:
@@ -259,7 +261,19 @@ def _toml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
             lines.setdefault(table, number)
         elif (found := _KEY.match(line)) is not None:
             lines.setdefault(f"{table}.{_plain(found[1])}" if table else _plain(found[1]), number)
+    for name, digits in _long_numbers("", data):
+        raise PlanningRefused(f"{Lines(str(path), lines).at(name)}: {name}: a number with {digits} digits")
     return data, lines
+
+
+def _long_numbers(name: str, value: Any) -> Iterator[tuple[str, int]]:
+    """Yield the dotted path and the number of digits of each integer that is too long."""
+    if isinstance(value, int) and abs(value) >= 10**_LONGEST_NUMBER:
+        yield name, len(str(abs(value)))
+    elif isinstance(value, Mapping | list):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, each in items:
+            yield from _long_numbers(f"{name}.{key}" if name else str(key), each)
 
 
 def _plain(key: str) -> str:

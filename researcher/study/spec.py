@@ -6,8 +6,8 @@ It knows names and numbers but not what instruments declare: `researcher.design`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
@@ -15,6 +15,7 @@ from foundation.durations import duration_s
 from foundation.strict import StrictModel, misfit
 from researcher.instruments.instrument import Scalar
 
+N = TypeVar("N", int, float)
 DesignName = Literal["compare", "factorial", "sequence", "race", "screen", "balance", "trend"]
 Claim = Literal["increase", "decrease", "equal", "none"]
 Approval = Literal["never", "plan", "stage"]
@@ -46,7 +47,9 @@ DESIGNS: dict[DesignName, Design] = {
 }
 BASE = "base"
 """Value of `start_from` for the model itself, not weights that a trial has trained."""
-MOST_LOOKS, MOST_FINE, LONGEST_QUESTION = 5, 50, 20_000
+MOST_LOOKS, MOST_FINE, MOST_STEPS, LONGEST_QUESTION = 5, 50, 1_000_000, 20_000
+MOST, LONGEST_S = 10**15, 10.0**10
+"""Largest budgets: a count or an amount of money, and a time in seconds (300 years)."""
 _SERVICE = re.compile(r"[A-Z][A-Z0-9_]{0,40}")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbB]?)")
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
@@ -82,13 +85,25 @@ def _counted(given: object) -> object:
         found = _COUNT.fullmatch(given.strip())
         if found is None:
             raise ValueError(f"write a number such as 50M or 500k, got {given!r}")
-        return round(float(found[1]) * _COUNT_UNITS[found[2].lower()])
+        return round(at_most(MOST)(float(found[1]) * _COUNT_UNITS[found[2].lower()]))
     return given
+
+
+def at_most(most: float) -> Callable[[N], N]:
+    """Return a validator for numbers up to `most`, which does not show in the JSON Schema."""
+
+    def checked(number: N) -> N:
+        if number > most:
+            raise ValueError(f"is too large: at most {most:,.0f} is allowed")
+        return number
+
+    return checked
 
 
 Duration = Annotated[
     float,
     Field(gt=0),
+    AfterValidator(at_most(LONGEST_S)),
     BeforeValidator(_seconds),
     PlainSerializer(duration_text),
     WithJsonSchema({"type": ["string", "number"], "description": "8h, 90m, 1h30m, or a number of seconds"}),
@@ -96,10 +111,12 @@ Duration = Annotated[
 Count = Annotated[
     int,
     Field(gt=0),
+    AfterValidator(at_most(MOST)),
     BeforeValidator(_counted),
     PlainSerializer(count_text),
     WithJsonSchema({"type": ["string", "integer"], "description": "50M, 500k, or a number"}),
 ]
+Trials = Annotated[int, Field(ge=1), AfterValidator(at_most(MOST))]
 
 
 def _said(text: str) -> str:
@@ -154,7 +171,7 @@ class SpecBudget(StrictModel):
     """Spending limits. wall: time in which trials run; tokens: of the agents' calls."""
 
     wall: Duration | None = None
-    trials: Annotated[int | None, Field(ge=1)] = None
+    trials: Trials | None = None
     tokens: Count | None = None
 
 
@@ -188,8 +205,8 @@ class StudySpec(StrictModel):
     secondary: tuple[str, ...] = ()
     claim: Claim = "none"
     margin: Annotated[float | None, Field(gt=0)] = None
-    steps: Annotated[int | None, Field(ge=1, le=1_000_000, strict=True)] = None
-    heldout_every: Annotated[int | None, Field(ge=0, strict=True)] = None
+    steps: Annotated[int | None, Field(ge=1, le=MOST_STEPS, strict=True)] = None
+    heldout_every: Annotated[int, Field(ge=0, strict=True), AfterValidator(at_most(MOST_STEPS))] | None = None
     seeds: SeedRange = SeedRange()
     evaluate_on: tuple[str, ...] = ()
     start_from: Annotated[str, Field(min_length=1)] = BASE

@@ -184,6 +184,9 @@ def test_bounds_are_no_laptops() -> None:
         assert [level_problem(factors[name], level) for name, level in sizes.items()] == [None] * len(sizes)
     with pytest.raises(PlanningRefused, match="group_size goes from 2 to 1024; 2000 lies outside"):
         planned(set={"group_size": 2000})
+    for name in ("group_size", "temperature"):
+        with pytest.raises(PlanningRefused, match=f"{name} takes no number as large as this"):
+            planned(set={name: 10**400})
 
 
 def test_a_word_that_an_instrument_gives_to_a_metric_of_its_own_is_no_longer_that_of_a_shared_one(folder: Path) -> None:
