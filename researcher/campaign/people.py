@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foundation.nearest import nearest
+from researcher.campaign.goal import check_limits
 from researcher.campaign.new_instrument import Making
 from researcher.campaign.records import JOINED, aims_on_record, left_alone
 from researcher.campaign.report import write_campaign_report
@@ -173,9 +174,10 @@ def veto(store: Store, campaign_id: str, because: str, by: str, *, decision: int
 def amend_budget(store: Store, campaign_id: str, limits: Mapping[str, float], because: str, by: str) -> str:
     """Change limits of the budget, by their names in the goal. Return the recorded text. The next decision sees the new limits.
 
-    Raises: WrongState when the campaign has ended.
+    Raises: WrongState when the campaign has ended; SpecRefused for a limit that no goal may have.
     """
     check_open(store, campaign_id, "amended")
+    check_limits(limits)
     words = f"{', '.join(f'{name} {value:g}' for name, value in limits.items())}: {because}"
     store.campaigns.record(campaign_id, "amended", {"budget": dict(limits), "words": words, "by": by})
     return words

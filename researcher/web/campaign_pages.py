@@ -144,7 +144,10 @@ class CampaignPages:
         if not limits or not all(limits.values()):
             raise FormRefused(400, "say what to amend, in numbers above zero: minutes, trials, tokens or money")
         because = words(form, "because", "say why the budget is amended: the journal and the report show the reason")
-        people.amend_budget(self._home.store, campaign_id, limits, because, person(form))
+        try:
+            people.amend_budget(self._home.store, campaign_id, limits, because, person(form))
+        except SpecRefused as error:
+            raise FormRefused(400, str(error)) from error
         return self._changed(campaign_id)
 
     def carry(self, request: Request, reference: str, form: Form) -> Response:

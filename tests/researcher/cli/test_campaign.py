@@ -188,6 +188,9 @@ def test_people_steer_one_that_waits(waiting: MadeUpCampaign, tmp_path: Path, ca
     ]
     assert said(capsys, 0, "tell", "latest", "vary all", "--leave", "")["leave"] == []
     assert said(capsys, 0, "amend", "--trials", "300", "--because", "it is cheap")["budget"] == {"trials": 300}
+    for wrong in (["--trials", "9" * 400], ["--tokens", "9" * 30], ["--money", "inf"], ["--budget", f"{'9' * 12}h"]):
+        assert main(["campaign", "amend", *wrong, "--because", "no end"]) == 2
+        assert re.search("is too large|should be a finite number", capsys.readouterr().err)
     study = tmp_path / "study.yaml"
     study.write_text("steps: 20\ncompre: {temperature: {levels: [0.7]}}\n")
     assert main(["campaign", "tell", "--study", str(study), "latest", "it should matter"]) == 2

@@ -166,6 +166,8 @@ async def test_what_cannot_be_amended_is_a_clear_message(browser: httpx.AsyncCli
         ({"trials": ""}, "say what to amend"),
         ({"minutes": "-3"}, "minutes must be a number above zero"),
         ({"money": "nan"}, "money must be a number above zero"),
+        ({"minutes": "1e308"}, "wall: should be a finite number"),
+        ({"minutes": "1e300"}, "wall: is too large: at most 10,000,000,000 is allowed"),
         ({"because": ""}, "say why"),
         ({"by": " "}, "say who you are"),
     ):
