@@ -340,10 +340,7 @@ class Service(DurableState):
         if wanted.wait_s <= 0:
             raise reason.refusal()
         ticket = self.tell(lambda t: t.state.queue.join(wanted, reason))
-        waiter = self._waiters.get(ticket)
-        if waiter is None:
-            waiter = self._waiters[ticket] = _Waiter(asyncio.get_running_loop().create_future())
-            waiter.answer.add_done_callback(take_exception)
+        waiter = self._waiter(ticket)
         waiter.claimants += 1
         try:
             await within(self._clock, wanted.wait_s, asyncio.shield(waiter.answer))
@@ -360,11 +357,17 @@ class Service(DurableState):
                 self._waiters.pop(ticket, None)
                 self.tell(lambda t: t.state.queue.leave(ticket))
 
+    def _waiter(self, ticket: int) -> _Waiter:
+        if ticket not in self._waiters:
+            self._waiters[ticket] = _Waiter(asyncio.get_running_loop().create_future())
+            self._waiters[ticket].answer.add_done_callback(take_exception)
+        return self._waiters[ticket]
+
     def _answer_claim(
         self, ticket: int, answer: EpisodeGrant | Refusal, written: asyncio.Future[None] | None = None
     ) -> None:
         """Answer a waiting claim: with a grant once it is on disk, or with a refusal immediately."""
-        waiter = self._waiters[ticket]
+        waiter = self._waiter(ticket)  # the first change after `join` may answer it at once
         if isinstance(answer, Refusal):
             if not waiter.answer.done():
                 waiter.answer.set_exception(answer)
@@ -562,14 +565,21 @@ class Service(DurableState):
 
         The episode is dropped unless a step already uses it. Codes: storage_full.
         """
+        if not await self._fail_settled(
+            found
+        ):  # its episode left the pool while we waited: look again once that is on disk
+            await self._fail_settled(found)
+
+    async def _fail_settled(self, found: FailedCall) -> bool:
+        """Mark the call once what is known of its episode is on disk. Return False if that changed while we waited."""
         await self.settled()
         while found.episode_id in self.state.closing:
             await self.settled()
         if self.tell(lambda t: episodes.fail_open(t, found)):  # its end could not be written, so it is open again
-            return
+            return True
         row = self.reader.episode(found.episode_id)
         calls = (self.reader.calls(row.seq) if row is not None else None) or []
-        await self.carry_out(lambda t: episodes.fail_closed(t, found, row, calls))
+        return await self.carry_out(lambda t: episodes.fail_closed(t, found, row, calls))
 
     # -- what happened ----------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from foundation import strict_json
 from foundation.ids import derived_seed
 from foundation.strict import FieldError
 from swarm.protocol.episodes import (
@@ -55,6 +56,8 @@ from swarm.server.state.sample_pool import (
 from swarm.server.state.server_state import Transition
 from swarm.server.state.ungrouped import join, name_task, too_stale
 
+METADATA_DEPTH = 128
+"""Maximum nesting depth of an episode's metadata."""
 RECORD_LIMIT_S = 2.0
 """Seconds that an ending episode waits for the records of the calls that its end cuts off."""
 _UNSETTLED = "its client gave up, and the server restarted before its engine showed a sign of life"
@@ -357,14 +360,18 @@ def fail_open(t: Transition, found: FailedCall) -> bool:
     return True
 
 
-def fail_closed(t: Transition, found: FailedCall, on_disk: EpisodeRow | None, calls: Sequence[RecordedCall]) -> None:
+def fail_closed(t: Transition, found: FailedCall, on_disk: EpisodeRow | None, calls: Sequence[RecordedCall]) -> bool:
     """Mark a recorded call of an ended episode as failed because of the server. An episode in a step stays as it is.
 
-    `on_disk` and `calls` are the episode's row and calls, read from storage while no end of the episode is being written.
+    `on_disk` and `calls` are the episode's row and calls, read from storage while no end of the episode is being written. Returns
+    False and changes nothing if the row is out of date, because the episode has left the pool and that is not on disk yet.
     """
-    row = t.state.row(found.episode_id) or on_disk
+    held = t.state.row(found.episode_id)
+    row = held or on_disk
     if row is None or row.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED):
-        return
+        return True
+    if held is None and row.state in (EpisodeState.ENDED, EpisodeState.PREPARED):
+        return False
     found.attempt.outcome = "failed"
     row.suspected = suspicion(found.attempts)
     marked = with_failure(calls, found.call_ids, found.failure)
@@ -378,16 +385,18 @@ def fail_closed(t: Transition, found: FailedCall, on_disk: EpisodeRow | None, ca
         text = f"episode {row.episode_id} of {row.client_id} is dropped as tainted: {row.detail}"
         t.say(text, "warning", one_of="episodes dropped after their end, as tainted")
         take_back(t, row)
-        return
+        return True
     if row.reason in (DropReason.ABORTED, DropReason.EXPIRED):
         row.cause = blamed(row.cause, tainted=row.tainted)
     t.changes.append(row)
+    return True
 
 
 def fail_unsettled(t: Transition, on_disk: EpisodeRow, calls: Sequence[RecordedCall]) -> None:
     """After a restart, mark calls whose clients gave up after `lived_at` as failed because of the server.
 
-    The engine is gone, so we cannot find out whether it was hanging, and an outage must not count as a wrong answer.
+    The engine is gone, so we cannot find out whether it was hanging, and an outage must not count as a wrong answer. An episode
+    that the restart itself has dropped stays dropped.
     """
     lived_at = t.state.situation.lived_at
     attempts = attempts_of(on_disk.suspected or {"attempts": []})
@@ -416,6 +425,9 @@ def result_digest(result: EpisodeResult) -> str:
         stated.append(result.despite)
     if result.by_hand:
         stated.append({"by_hand": True})
+    if strict_json.is_deeper(result.metadata, METADATA_DEPTH):
+        problem = f"is nested more than {METADATA_DEPTH} levels deep; send anything deeper as text"
+        raise invalid_spec([FieldError(field="metadata", problem=problem)])
     try:
         json.dumps(result.metadata, allow_nan=False)  # orjson would write null for NaN and infinity
         return digest(orjson.dumps(stated, option=orjson.OPT_SORT_KEYS))

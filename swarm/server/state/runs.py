@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+import orjson
 from pydantic import ValidationError
 
 from foundation import strict_json
@@ -147,10 +148,11 @@ def settled(spec: RunSpec, info: EngineInfo) -> RunSpec:
 
 def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:
     """Apply a merge patch to the spec's tunable fields, and return the new spec. Codes: invalid_spec{errors}."""
-    errors = [
-        _not_tunable(name) if name not in TUNABLE else FieldError(field=name, problem="is nested too deeply")
+    errors = [_not_tunable(name) for name in patch if name not in TUNABLE]
+    errors += [
+        FieldError(field=name, problem=problem)
         for name, value in patch.items()
-        if name not in TUNABLE or strict_json.is_deeper(value, MOST_DEPTH)
+        if name in TUNABLE and (problem := _not_stored(value))
     ]
     if errors:
         raise invalid_spec(errors)
@@ -166,6 +168,17 @@ def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:
     if fixed:
         raise invalid_spec([_not_tunable(f"algorithm.{name}") for name in fixed])
     return changed
+
+
+def _not_stored(value: Any) -> str | None:
+    """Return why this part of a patch cannot be stored; None if it can."""
+    if strict_json.is_deeper(value, MOST_DEPTH):
+        return "is nested too deeply"
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        return f"cannot be stored: {error}; write a large number with a point or an exponent"
+    return None
 
 
 def _not_tunable(name: str) -> FieldError:

@@ -310,6 +310,8 @@ async def test_a_patch_needs_the_config_version_it_was_made_from(served: Served)
     assert_problem(await served.http.patch(path, json=patch, headers={"If-Match": "x"}), 422, "invalid_spec")
     endless = await served.http.patch(path, json=patch, headers={"If-Match": "9" * 5000})
     assert_problem(endless, 422, "invalid_spec")
+    huge = assert_problem(await served.http.patch(path, json={"limits": {"wall_s": 10**20}}), 422, "invalid_spec")
+    assert "64-bit" in huge["errors"][0]["problem"]
     misspelt = {"optimizer": {"learning_rte": 3e-5}}
     document = assert_problem(await served.http.patch(path, json=misspelt), 422, "invalid_spec")
     assert document["errors"][0]["nearest"].endswith("optimizer.learning_rate")

@@ -18,6 +18,7 @@ from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.quantities import MOST
 from swarm.protocol.runspec import BatchSpec, MixSpec
 from swarm.server.state import batching as mixes
+from swarm.server.state import claims
 from swarm.server.state.batching import draw, openings
 from swarm.server.state.groups import Groups
 from swarm.server.state.rows import MixRow
@@ -286,6 +287,25 @@ async def test_the_end_of_a_patience_is_told_once_however_often_it_is_looked_at(
             await world.passes(1)
         late = [line.split("'")[1] for line in told if "keeps the others waiting" in line]
         assert late == ["b", "c"]
+
+
+async def test_a_patience_that_ends_as_a_claim_begins_to_wait_lets_it_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as world:
+        mix = {"a": {"ratio": 1}, "b": {"ratio": 1, "patience_s": 30}}
+        await world.begin(batch={"tasks": 2, "mix": mix}, limits={"steps": 9})
+        await group(world, "a")
+        await world.passes(29)
+        claim = claims.claim
+
+        def slow(*given: Any) -> Any:
+            answer = claim(*given)
+            world.clock.advance(2)
+            return answer
+
+        monkeypatch.setattr(claims, "claim", slow)
+        assert (await world.claim("a-x", mix="a", wait_s=60)).group_id
 
 
 async def test_patience_runs_only_while_the_others_have_done_their_part(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -31,7 +32,7 @@ from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 from swarm.server.keys import ControlTokens
 from swarm.server.process import ServeFault, Settings, unallowed
 from swarm.server.state import teams
-from swarm.server.state.episodes import RECORD_LIMIT_S
+from swarm.server.state.episodes import METADATA_DEPTH, RECORD_LIMIT_S
 from swarm.server.state.leases import digest
 from swarm.server.state.runs import judge_spec, patched
 from tests.fakes.engine import FaultyEngine
@@ -283,6 +284,23 @@ async def test_an_empty_key_of_a_claim_is_none_and_so_is_an_empty_mix(world: Wor
     for claim in waiting:
         claim.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_metadata_is_stored_to_a_depth_that_teams_can_store_too(world: World) -> None:
+    for depth, stored in ((METADATA_DEPTH, True), (METADATA_DEPTH + 1, False), (253, False)):
+        metadata: dict[str, Any] = {}
+        for _ in range(depth - 1):
+            metadata = {"in": metadata}
+        lease = await world.claim(f"t-{depth}", kind="eval")
+        await world.call(lease)
+        decider = Decider(url="http://127.0.0.1:1", episode_id=lease.episode_id, key="k")
+        wish = EpisodePreparation(lease=lease.lease, decider=decider, result=TeamResult(reward=1.0, metadata=metadata))
+        if stored:
+            assert (await world.service.prepare(lease.episode_id, wish, "sealed")).status == "prepared"
+            continue
+        for refused in (world.end(lease, metadata=metadata), world.service.prepare(lease.episode_id, wish, "sealed")):
+            refusal = await world.refused(refused)
+            assert (refusal.code, "nested" in refusal.detail) == (ErrorCode.INVALID_SPEC, True)
 
 
 @pytest.mark.parametrize("digits", ["NaN", "-Infinity", "1e999"])

@@ -8,6 +8,7 @@ import pytest
 
 from swarm.protocol.episodes import CallFailure, Cause, DropReason, EpisodeGrant
 from swarm.protocol.errors import ErrorCode
+from swarm.protocol.status import QuarantineRequest
 from swarm.protocol.summary import LedgerFilter
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamResult
 from swarm.server.gateway.failures import Failures, KeptCall
@@ -132,6 +133,31 @@ async def test_what_a_step_has_taken_stays_as_it_was_trained(tmp_path: Path) -> 
         await world.until_step(1)
         before = await world.service.trace(lease.episode_id)
         await found_hung(world, found)
+        assert await world.service.trace(lease.episode_id) == before
+
+
+@pytest.mark.parametrize("fields", [{}, {"despite": "it asked again"}])
+async def test_so_does_what_a_step_takes_while_it_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, str]
+) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        lease = await world.claim("t-1")
+        await world.call(lease)
+        found = await broken_call(world, lease, "left")
+        await world.end(lease, 0.0, **fields)
+        read = world.service.reader.episode
+        stale = read(lease.episode_id)
+        for task, reward in (("t-1", 1.0), ("t-2", 1.0), ("t-2", 0.0)):
+            await world.episode(task, reward)
+        await world.until_step(1)
+        before = await world.service.trace(lease.episode_id)
+        looked = [stale]
+        monkeypatch.setattr(world.service.reader, "episode", lambda name: looked.pop() if looked else read(name))
+        await found_hung(world, found)
+        assert looked == []
+        assert await world.service.trace(lease.episode_id) == before
+    async with running(tmp_path) as world:
         assert await world.service.trace(lease.episode_id) == before
 
 
@@ -302,6 +328,21 @@ async def test_what_a_step_has_taken_stays_as_it_was_trained_over_a_restart(tmp_
         before = await world.service.trace(lease.episode_id)
     async with running(tmp_path) as world:
         assert await world.service.trace(lease.episode_id) == before
+
+
+async def test_what_the_restart_itself_drops_stays_dropped(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin()
+        lease, other = await world.claim("t-1"), await world.claim("t-1")
+        await given_up(world, lease)
+        await world.end(lease, 0.0, despite="it asked somebody else")
+        await world.call(other)
+        await world.service.quarantine(run_id, QuarantineRequest(client_version="0"), "ann")
+    for _ in range(3):
+        async with running(tmp_path) as world:
+            world.run_id = run_id
+            entry = await world.service.entry(lease.episode_id)
+            assert (entry.state, entry.reason) == ("dropped", "quarantined")
 
 
 async def test_a_prepared_member_that_a_client_gave_up_on_is_dropped_when_its_team_commits_after_a_restart(
