@@ -47,6 +47,12 @@ def parser() -> Parser:
         if name in ("approve", "reject", "amend"):
             because = command.add_argument("--because", "--reason", type=said, metavar="TEXT", help="your reason")
             because.required = name != "approve"
+        if name in ("approve", "reject"):
+            command.add_argument(
+                "--gate",
+                metavar="NAME",
+                help="answer only at this gate, such as plan/1 (`status` names it): refused if the study now waits at another",
+            )
         if name == "amend":
             command.add_argument("--seeds", metavar="N", help="seeds per arm")
             command.add_argument("--budget", metavar="TIME", help="wall time such as 90m or 8h")
@@ -241,6 +247,13 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
         if name in ("veto", "approve", "amend"):
             because = action.add_argument("--because", "--reason", type=said, metavar="TEXT", help="your reason")
             because.required = name != "approve"
+        if name in ("veto", "approve"):
+            action.add_argument(
+                "--decision",
+                type=count,
+                metavar="N",
+                help="answer only decision N (`status` numbers them): refused if the campaign has decided again",
+            )
         if name == "amend":
             action.add_argument("--budget", metavar="TIME", help="wall time of all studies together, such as 90m or 8h")
             action.add_argument("--trials", type=count, metavar="N", help="trials of all studies together")

@@ -289,9 +289,12 @@ def tell(args: argparse.Namespace) -> int:
 
 
 def veto(args: argparse.Namespace) -> int:
-    """Veto the waiting or running study, or the waiting instrument; the next decision sees the reason."""
+    """Veto the waiting or running study, or the waiting instrument; the next decision sees the reason.
+
+    `--decision` names the decision that the person saw. If the campaign has decided again, nothing is vetoed.
+    """
     home, record = _named(args)
-    decision = people.veto(home.store, record.id, args.because, getpass.getuser())
+    decision = people.veto(home.store, record.id, args.because, getpass.getuser(), decision=args.decision)
     what = f"({decision.action} {decision.study_id})" if decision.study_id else f"({decision.action})"
     then = "its study stops" if decision.study_id else "the instrument is not used"
     text = f"{record.id}: decision {decision.seq} {what} is vetoed; {then}"
@@ -299,9 +302,9 @@ def veto(args: argparse.Namespace) -> int:
 
 
 def approve_study(args: argparse.Namespace) -> int:
-    """Approve what waits for a person: a study, or an instrument that an LLM wrote."""
+    """Approve what waits for a person: a study, or an instrument that an LLM wrote. `--decision` is as in `veto`."""
     home, record = _named(args)
-    number = people.approve(home.store, record.id, args.because or "", getpass.getuser())
+    number = people.approve(home.store, record.id, args.because or "", getpass.getuser(), decision=args.decision)
     return answer(args.json, {"campaign": record.id, "decision": number}, f"{record.id}: decision {number} is approved")
 
 

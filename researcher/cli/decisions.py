@@ -60,12 +60,12 @@ def _check_alone(study: StudyRecord) -> None:
 
 
 def approve_command(args: argparse.Namespace) -> int:
-    """Approve the study at the gate where it waits."""
+    """Approve the study at the gate where it waits. If `--gate` names another one, the answer is refused."""
     return _answer(args, Answer(verdict="approve", words=args.because or "", by=getpass.getuser()))
 
 
 def reject_command(args: argparse.Namespace) -> int:
-    """Reject the study at the gate where it waits, with the reason."""
+    """Reject the study at the gate where it waits, with the reason. `--gate` is as in `approve`."""
     return _answer(args, Answer(verdict="reject", words=args.because, by=getpass.getuser()))
 
 
@@ -97,7 +97,7 @@ def _seeds(given: str | None) -> int | None:
 
 def _answer(args: argparse.Namespace, answer: Answer) -> int:
     home, study = _study(args)
-    name = answer_gate(home.store, study.id, answer)
+    name = answer_gate(home.store, study.id, answer, gate=args.gate)
     carried = (home.store.studies.schedule(study.id) or {}).get("carried")
     goes_on = carried and not study.status.ended and not study.pause_requested
     then = carrier() if goes_on else "`researcher resume` continues it"

@@ -158,6 +158,7 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, Any]:
     return {
         **study.model_dump(mode="json"),
         **attendance_json(home, study),
+        "gate": _gate(home, study),
         "amendments": told("amended"),
         "repairs": told("repaired"),
         "decisions": told("decision"),
@@ -206,9 +207,17 @@ def status_lines(home: Home, study: StudyRecord) -> list[str]:
         f"{count} notices wait for {name}: {why or f'the process that works on it, or the daemon, needs {variable_of(name)}'}"
         for name, (count, why) in _unsent(home, study).items()
     ]
+    if (gate := _gate(home, study)) is not None:
+        lines.append(f"waits at gate {gate}: `researcher approve {study.id} --gate {gate}` answers only this one")
     if not study.status.ended:
         lines.append(f"worked on by {owner_text(worker)}" if worker else unattended(home, study))
     return lines
+
+
+def _gate(home: Home, study: StudyRecord) -> str | None:
+    """Return the name of the gate where the study waits for an answer, if any."""
+    gate = None if study.status.ended else home.store.gates.open(study.id)
+    return None if gate is None or gate.answer is not None else gate.name
 
 
 def _unsent(home: Home, study: StudyRecord) -> dict[str, tuple[int, str | None]]:

@@ -313,6 +313,15 @@ def test_a_topic_makes_a_goal(home: Path, capsys: Capture) -> None:
     assert "temperature" not in factors  # it changes how what is to rise is measured
 
 
+def test_an_answer_to_an_earlier_decision_is_refused(waiting: MadeUpCampaign, capsys: Capture) -> None:
+    said(capsys, 0, "veto", "--decision", "1", "--because", "too dear")
+    asyncio.run(waiting.carry_out())
+    for answer in (["approve"], ["veto", "--because", "too dear"]):
+        assert main(["campaign", *answer, "--decision", "1"]) == 1
+        assert "the campaign has decided again: look at the new decision" in capsys.readouterr().err
+    assert said(capsys, 0, "approve", "--decision", "2")["decision"] == 2
+
+
 def test_a_vetoed_study_stays_stopped_when_the_campaign_goes_on(waiting: MadeUpCampaign, capsys: Capture) -> None:
     said(capsys, 0, "veto", "--because", "too dear")
     waiting.store.campaigns.request(waiting.id, stop=False, pause=False)

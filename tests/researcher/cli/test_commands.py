@@ -963,6 +963,23 @@ def test_a_plan_that_is_amended_after_its_answer_waits_for_another(capsys: pytes
     found.store.close()
 
 
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+def test_an_answer_at_a_gate_that_is_gone_is_refused(verdict: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found, _ = opened(user_data_dir())
+    waiting = at_gate(found.store)
+    main(["status", waiting])
+    assert f"waits at gate plan/1: `researcher approve {waiting} --gate plan/1`" in capsys.readouterr().out
+    main(["amend", waiting, "--seeds", "4", "--because", "more"])
+    answer = [verdict, waiting, "--because", "as I saw it", "--gate"]
+    assert main([*answer, "plan/1"]) == FAILED
+    assert f"{waiting} no longer waits at plan/1: it waits at plan/2" in capsys.readouterr().err
+    assert found.store.gates.open(waiting) is not None
+    assert main([*answer, "plan/2"]) == 0
+    main(["status", waiting, "--json"])
+    assert json.loads(capsys.readouterr().out.partition("\n")[2])["gate"] is None
+    found.store.close()
+
+
 def test_numbers_that_differ_are_told_by_the_exit_code_when_nobody_reads_which(
     study: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
