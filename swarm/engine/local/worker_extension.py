@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swarm.engine.local import cpu_kernels, mask_writer
+from swarm.engine.local import cpu_kernels, mask_writer, sampled_counts
 from swarm.engine.local.device_transfer import Incoming
 from swarm.engine.training.weights_digest import WeightsDigest
 
 mask_writer.register()
+sampled_counts.register()
 cpu_kernels.register()  # this module is loaded once, by the worker, just before it chooses its kernels
 
 _ONLY_ADAPTER = 1
@@ -28,8 +29,8 @@ class SampledCounts:
     reload_weights: Callable[..., None]
 
     def sampled_counts(self) -> dict[str, int]:
-        """Return how many tokens each request in the worker has sampled, by vLLM's internal request id."""
-        return {name: len(request.output_token_ids) for name, request in self.model_runner.requests.items()}
+        """See `swarm.engine.local.sampled_counts`."""
+        return sampled_counts.sampled_counts(self.model_runner)
 
     def replace_weights(self, folder: str) -> None:
         """Replace the served weights with those in `folder`, including every copy of them."""

@@ -1,9 +1,12 @@
-"""Extracts our request ids from vLLM's."""
+"""Extracts our request ids from vLLM's, and names the argument that says how many choices a request has."""
 
 from __future__ import annotations
 
 import re
+from typing import Final
 
+CHOICES: Final = "swarm_choices"
+"""Extension argument (`vllm_xargs`) of a request for several choices: their number. vLLM samples each choice as a request of its own."""
 _ENGINE_ID = re.compile(r"(?:(?P<choice>\d+)_)?(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<text>.+)-0)-[0-9a-f]{8}")
 
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from swarm.engine.sampling.answers import Asked, Masks, StreamBook, book_answer, chat_body, text_body
 from swarm.engine.sampling.client import RENDERED, VllmClient
 from swarm.engine.sampling.mask_files import FLAG, MaskFiles, no_rows
-from swarm.engine.sampling.request_ids import own_id
+from swarm.engine.sampling.request_ids import CHOICES, own_id
 from swarm.engine.seam import Dialect, Sampled, SampledEvent, SampleRequest
 from swarm.protocol.episodes import VersionSpan, WeightsVersion
 
@@ -78,9 +78,9 @@ class WeightSpans:
     def change(self, version: WeightsVersion, sampled_counts: dict[str, int]) -> None:
         """Record a change of weights.
 
-        `sampled_counts` maps the engine's request ids to the number of tokens sampled before the change. A call that is not in it has
-        not begun: all its tokens will come from the new weights. (A finished call was answered during the pause, before this method
-        ran.)
+        `sampled_counts` maps the engine's request ids to the number of tokens sampled before the change. A choice that is not in it
+        has not begun: all its tokens will come from the new weights. (A finished call was answered during the pause, before this
+        method ran. A choice that finished before others of its call is still in the counts.)
         """
         found: dict[str, dict[int, int]] = {}
         for engine_id, count in sampled_counts.items():
@@ -172,4 +172,12 @@ class Sampler(ABC):
     def _body(self, request: SampleRequest, call: CallInFlight) -> dict[str, Any]:
         made = chat_body if request.dialect == "chat.completions" else text_body
         body = made(request.body, model=self._model_name, request_id=call.request_id, prompt_ids=request.prompt_ids)
-        return body | {"vllm_xargs": {FLAG: 1}} if request.masks else body
+        arguments = ({FLAG: 1} if request.masks else {}) | _number_of_choices(body)
+        given = body.get("vllm_xargs") or {}
+        return body | {"vllm_xargs": given | arguments} if arguments and isinstance(given, dict) else body
+
+
+def _number_of_choices(body: dict[str, Any]) -> dict[str, int]:
+    """Return the argument that tells vLLM's worker how many choices the call has; empty for one choice."""
+    choices = body.get("n")
+    return {CHOICES: choices} if isinstance(choices, int) and choices > 1 else {}

@@ -15,12 +15,15 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.model_executor.models.utils import WeightsMapper
 from vllm.platforms import current_platform
 
+from swarm.engine.local import sampled_counts
 from swarm.engine.local.cpu_kernels import pack_output_layer
 from swarm.engine.training.weights_digest import WeightsDigest
 from swarm.engine.verl.transfer import of_this_change
 
 if not hasattr(WeightsMapper, "get_unstacked_mapper"):  # verl 0.9.1 uses the name that vLLM had for it until 0.24
     WeightsMapper.get_unstacked_mapper = WeightsMapper.get_rename_mapper
+
+sampled_counts.register()
 
 _ONLY_ADAPTER = 1
 """Number that vLLM gives to the adapter it is started with."""
@@ -35,8 +38,8 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
     _word: str
 
     def sampled_counts(self) -> dict[str, int]:
-        """Return how many tokens each request in the worker has sampled, by vLLM's internal request id."""
-        return {name: len(request.output_token_ids) for name, request in self.model_runner.requests.items()}
+        """See `swarm.engine.local.sampled_counts`."""
+        return sampled_counts.sampled_counts(self.model_runner)
 
     def weights_digest(self) -> str:
         """Return the digest of the weights from the latest update."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from swarm.engine.local.inference import VllmInference
+from swarm.engine.sampling.request_ids import own_id
 from swarm.engine.seam import RequestFailed, RequestRefused, Sampled, SampledEvent, SampleRequest
 from swarm.engine.tree import shared_length
 from swarm.protocol.episodes import WeightsVersion
@@ -256,6 +257,41 @@ def test_weights_change_under_calls_in_flight_and_every_token_says_which_sampled
     assert steps == sorted(steps)
     assert set(steps) == {1, 2}
     assert [span.version.step for span in after.choices[0].versions] == [2]
+
+
+def test_choices_that_finish_before_others_keep_the_weights_that_sampled_them(
+    vllm: VllmInference, vllm_loop: LoopThread, smollm2: Path
+) -> None:
+    """Without streaming, vLLM answers once all choices have finished; the last one begins only when there is room for it."""
+    room = vllm.settings.sequences
+
+    async def last_one() -> int:
+        counts = {own_id(name)[0]: count for name, count in (await vllm.sampled_so_far()).items()}
+        return counts.get(room, 0)
+
+    async def over_two_changes() -> Sampled:
+        await vllm.publish(None, version(1))
+        call = asyncio.create_task(vllm.sample(ask(n=room + 1, max_tokens=40, ignore_eos=True)))
+
+        async def first_ones_are_under_way() -> bool:
+            return min(await _sampled(vllm, room)) > 2
+
+        async def last_one_is_under_way() -> bool:
+            return await last_one() > 2
+
+        await until(first_ones_are_under_way)
+        assert not await last_one()
+        await vllm.publish(smollm2, version(2))
+        await until(last_one_is_under_way)
+        await vllm.publish(smollm2, version(3))
+        sampled = await call
+        await vllm.sample(ask(max_tokens=2))
+        assert len(await vllm.sampled_so_far()) <= 1  # none of the choices any more
+        return sampled
+
+    *first, last = vllm_loop.run(over_two_changes()).choices
+    assert [[span.version.step for span in choice.versions] for choice in first] == [[1, 2]] * room
+    assert [span.version.step for span in last.versions] == [2, 3]
 
 
 def test_calls_wait_while_inference_sleeps_and_go_on_where_they_were(
