@@ -6,6 +6,7 @@ so a decision that was interrupted is made again from the same input.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
@@ -45,7 +46,10 @@ async def decide(seen: Seen, strategist: Strategist, planner: StudyPlanner, *, w
         return {"proposals": await strategist.propose(asked), "attempt": state.get("attempt", 0) + 1}
 
     async def judge(state: _State) -> _State:
-        found = tuple(judged(each, seen, planner, writes=writes) for each in state["proposals"])
+        # in a thread, because a rehearsal may take minutes, and the owner has to renew its lease meanwhile
+        found = await asyncio.to_thread(
+            lambda: tuple(judged(each, seen, planner, writes=writes) for each in state["proposals"])
+        )
         problems = all_problems(found) or ("propose at least one step",)
         return {"judgements": found, "problems": problems, "step": chosen(found)}
 

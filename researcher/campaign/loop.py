@@ -156,7 +156,8 @@ class CampaignLoop:
     async def _decide(self, record: CampaignRecord) -> CampaignOutcome | None:
         seen = observe(self._store, record.id)
         hypotheses = self._store.campaigns.hypotheses(record.id, before=seen.seq)
-        timetable, asked = Timetable.of_record(record.schedule), self._asked(record, seen)
+        timetable = Timetable.of_record(record.schedule)
+        asked = await asyncio.to_thread(self._asked, record, seen)  # may rehearse for minutes
         if timetable.over(self._clock.now()):
             step = Judged(proposal=Proposal(action="conclude", because="its days are over", words=self._days_over()))
             decided, author = Decided(step, (step,), ()), RULES

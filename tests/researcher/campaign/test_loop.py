@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,22 @@ async def test_words_to_a_paused_campaign_answer_its_question(tmp_path: Path) ->
     made.store.campaigns.request(made.id, pause=False)
     assert "asks" in (await made.carry_out()).reason
     assert len(made.store.campaigns.decisions(made.id)) == 2
+
+
+async def test_the_event_loop_goes_on_while_studies_are_planned(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path)
+    spec = {"compare": {"temperature": {"levels": [0.7]}}}
+    people.request_study(made.store, made.id, spec, "it should matter", "ada")
+    threads, real = list[int](), made.planner.plan
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        threads.append(threading.get_ident())
+        return real(*args, **kwargs)
+
+    made.planner.plan = plan  # type: ignore[method-assign]
+    await made.carry_out()
+    assert len(threads) > 1
+    assert threading.get_ident() not in threads
 
 
 async def test_more_budget_is_seen_by_the_next_decision(tmp_path: Path) -> None:
