@@ -74,8 +74,11 @@ def _how(record: CampaignRecord) -> str:
 
 
 class CampaignLoop:
-    """Runs one campaign for its owner. `store` is fenced by the campaign's lease. `write` has an LLM write instruments; if it is
-    None, the campaign gets no new instruments."""
+    """Runs one campaign for its owner.
+
+    `store` is fenced by the campaign's lease. `wind_up` finishes what a killed worker left undone for an ended study. `write` has
+    an LLM write instruments; if it is None, the campaign gets no new instruments.
+    """
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class CampaignLoop:
         strategist: Strategist,
         planner: StudyPlanner,
         run_study: StudyRunner,
+        wind_up: Callable[[str], Awaitable[object]],
         clock: Clock,
         reports: Path,
         tell: Callable[[str], None],
@@ -93,6 +97,7 @@ class CampaignLoop:
         self._strategist = strategist
         self._planner = planner
         self._run_study = run_study
+        self._wind_up = wind_up
         self._clock = clock
         self._reports = reports
         self._tell = tell
@@ -119,6 +124,7 @@ class CampaignLoop:
         """Take one step: continue the open study, or decide. Return None if there is more to do now."""
         decisions = self._store.campaigns.decisions(record.id)
         last = decisions[-1] if decisions else None
+        await self._wind_up_ended(decisions)
         if last is not None and last.action == "conclude":
             return self._rest(record, CampaignStatus.DONE, last.because)
         if last is not None and Timetable.of_record(record.schedule).over(self._clock.now()):
@@ -145,6 +151,7 @@ class CampaignLoop:
     async def _halt_study(self, record: CampaignRecord) -> None:
         """Have the newest study stop or pause as requested, which ends what a dead worker left running."""
         decisions = self._store.campaigns.decisions(record.id)
+        await self._wind_up_ended(decisions)
         last = next((each for each in reversed(decisions) if each.study_id is not None), None)
         if last is None or last.study_id is None:
             return
@@ -152,6 +159,12 @@ class CampaignLoop:
         begun = study.plan_version is not None and not study.status.ended
         if begun and (study.stop_requested or study.pause_requested):  # else it would run
             await self._run_study(study.id, Plan.model_validate_json(last.plan or ""))
+
+    async def _wind_up_ended(self, decisions: list[DecisionRecord]) -> None:
+        """If the newest study has ended, but its worker was killed before it released the study, finish what is left to do."""
+        study_id = next((each.study_id for each in reversed(decisions) if each.study_id is not None), None)
+        if study_id is not None and self._ended(study_id) and self._store.leases.holder(study_id) is not None:
+            await self._wind_up(study_id)
 
     async def _decide(self, record: CampaignRecord) -> CampaignOutcome | None:
         seen = observe(self._store, record.id)

@@ -215,8 +215,12 @@ def withdraw_requests(store: Store, campaign_id: str, owning: Owning) -> None:
 
 
 def stop(store: Store, campaign_id: str, reports: Path, owning: Owning, halt: Halting) -> str:
-    """Ask the campaign's worker to stop, or stop the campaign and its study here if it has none. Return what was done."""
-    store.campaigns.request(campaign_id, stop=True)
+    """Ask the campaign's worker to stop, or stop the campaign and its study here if it has none. Return what was done.
+
+    If the campaign has ended, only end what a dead worker left of it.
+    """
+    if not store.campaigns.get(campaign_id).status.ended:
+        store.campaigns.request(campaign_id, stop=True)
     try:
         with owning(store, campaign_id) as own:
             status = own.campaigns.get(campaign_id).status

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tarfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from researcher.home import Home, open_home
 from researcher.models import CampaignRecord, CampaignStatus, LlmCall, StudyStatus
 from researcher.orphans import halt_newest
 from researcher.ownership import living_owner, owned_at_rest, owned_now
-from researcher.store.errors import NotFound
+from researcher.store.errors import LeaseHeld, NotFound
 from researcher.study.file import Lines, read_data_file
 from researcher.view import duration
 
@@ -124,6 +125,11 @@ def resume(args: argparse.Namespace) -> int:
     """Continue a campaign from wherever it stopped."""
     home, record = _named(args)
     if record.status is CampaignStatus.DONE or (args.scheduled and record.status.ended):
+        with (
+            suppress(LeaseHeld),
+            owned_at_rest(home.store, record.id),
+        ):  # release it, if its worker was killed at the end
+            halt_newest(home, record.id, "stop")
         return answer(
             args.json,
             {"campaign": record.id, "status": record.status},
@@ -335,12 +341,9 @@ def pause(args: argparse.Namespace) -> int:
 def stop(args: argparse.Namespace) -> int:
     """Ask the campaign's worker to stop. Without a worker, stop the campaign here, along with anything a dead worker left running."""
     home, record = _named(args)
-    if record.status.ended:
-        return answer(
-            args.json, {"campaign": record.id, "status": record.status}, f"{record.id}: {record.status} already"
-        )
     text = people.stop(home.store, record.id, home.studies, owned_at_rest, functools.partial(halt_newest, home))
-    return answer(args.json, {"campaign": record.id}, f"{record.id}: {text}")
+    already = {"status": record.status} if record.status.ended else {}
+    return answer(args.json, {"campaign": record.id, **already}, f"{record.id}: {text}")
 
 
 def report(args: argparse.Namespace) -> int:

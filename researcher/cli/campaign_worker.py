@@ -19,7 +19,7 @@ from researcher.campaign.records import JOINED, folders_of
 from researcher.campaign.strategist import Strategist
 from researcher.cli.instrument_llm import writer_of
 from researcher.cli.request import campaign_llm
-from researcher.cli.worker import work_on
+from researcher.cli.worker import wind_up, work_on
 from researcher.conduct import Sink
 from researcher.environments import Draw, check_tasks, interpreter, rehearsed
 from researcher.home import Home
@@ -68,6 +68,9 @@ async def work_on_campaign(
             await asyncio.to_thread(_copy_the_rest, home.store, campaign_id, copy(home.store))
         return Rest(ended=outcome.status is not StudyStatus.WAITING, reason=outcome.reason)
 
+    async def wind_up_study(study_id: str) -> None:
+        await wind_up(home, study_id, view.say, clock)
+
     async with owned(home.store, campaign_id, clock) as store:
         record = store.campaigns.get(campaign_id)
         goal = CampaignGoal.model_validate(record.goal)
@@ -87,7 +90,9 @@ async def work_on_campaign(
             store.notices.record(notice, goal.notify)
 
         write = writer_of(home, goal, campaign_llm(goal), view.say)
-        loop = CampaignLoop(store, strategist, planner, run_study, clock, home.studies, view.say, notify, write)
+        loop = CampaignLoop(
+            store, strategist, planner, run_study, wind_up_study, clock, home.studies, view.say, notify, write
+        )
         async with _watched(home, campaign_id, goal.notify, clock):
             return await loop.carry_out(campaign_id)
 

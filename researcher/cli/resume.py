@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 from collections.abc import Callable, Coroutine
 from types import FrameType
@@ -20,14 +19,14 @@ from researcher.cli import DONE, FAILED, WAITING, Interrupted, answer, say, say_
 from researcher.cli.clients import check_cluster
 from researcher.cli.request import check_addresses, teller
 from researcher.cli.servers import check_servers
-from researcher.cli.worker import keep, work_on
+from researcher.cli.worker import wind_up, work_on
 from researcher.conduct import Outcome
-from researcher.executor.cleanup import Keeping, end_left_of, leave_servers
+from researcher.executor.cleanup import leave_servers
 from researcher.executor.slots import weights_seen
 from researcher.home import Home, open_home
 from researcher.instruments.catalogue import open_instrument
 from researcher.models import StudyStatus
-from researcher.ownership import owned, owned_now
+from researcher.ownership import owned_now
 from researcher.schedule.daemon import carry, ensure_daemon, only_daemon
 from researcher.store.errors import DatabaseAway, WrongState
 from researcher.store.retries import waiting
@@ -60,7 +59,7 @@ def resume_command(args: argparse.Namespace) -> int:
     study_id = home.store.studies.resolve(args.study)
     study = home.store.studies.get(study_id)
     if study.status is StudyStatus.DONE or (args.scheduled and study.status.ended):
-        return _close(_to_its_end(study_id, _wound_up(home, study_id, teller(args))), study_id, as_json=args.json)
+        return _close(_to_its_end(study_id, wind_up(home, study_id, teller(args))), study_id, as_json=args.json)
     if study.campaign_id is not None:
         raise WrongState(
             f"{study_id} is part of {study.campaign_id}: `researcher campaign resume {study.campaign_id}` continues it"
@@ -96,19 +95,6 @@ def _move(home: Home, study_id: str, urls: list[str], tell: Callable[[str], None
         for line in asyncio.run(leave_servers(store, study_id, home.studies / study_id, urls, SystemClock())):
             tell(line)
         store.studies.move(study_id, urls)
-
-
-async def _wound_up(home: Home, study_id: str, tell: Callable[[str], None]) -> Outcome:
-    """Finish what an earlier command left undone for an ended study."""
-    study, folder, models = home.store.studies.get(study_id), home.studies / study_id, None
-    async with owned(home.store, study_id, SystemClock()) as store:
-        if study.status is StudyStatus.DONE:
-            models = await keep(Keeping(store, study_id, folder, SystemClock(), os.environ), study.options, tell)
-        else:
-            for line in await end_left_of(store, study_id, folder, SystemClock()):
-                tell(line)
-    written = study.status is StudyStatus.DONE or (folder / "report.md").exists()
-    return Outcome(study.status, study.reason or "nothing left to do", folder if written else None, models=models)
 
 
 def conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = None, wait: bool = True) -> int:

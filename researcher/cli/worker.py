@@ -206,6 +206,20 @@ class Worker:
         return outcome
 
 
+async def wind_up(home: Home, study_id: str, tell: Callable[[str], None], clock: Clock | None = None) -> Outcome:
+    """Finish what an earlier worker left undone for an ended study. Raises: LeaseHeld; ModelsNotKept; ServerUnfit."""
+    clock = clock or SystemClock()
+    study, folder, models = home.store.studies.get(study_id), home.studies / study_id, None
+    async with owned(home.store, study_id, clock) as store:
+        if study.status is StudyStatus.DONE:
+            models = await keep(Keeping(store, study_id, folder, clock, os.environ), study.options, tell)
+        else:
+            for line in await end_left_of(store, study_id, folder, clock):
+                tell(line)
+    written = study.status is StudyStatus.DONE or (folder / "report.md").exists()
+    return Outcome(study.status, study.reason or "nothing left to do", folder if written else None, models=models)
+
+
 async def lone_trials(
     home: Home,
     study_id: str,

@@ -19,6 +19,7 @@ from researcher.campaign.seen import Levels
 from researcher.campaign.strategist import Strategist
 from researcher.instruments.instrument import Scalar
 from researcher.models import HostedModel, Notice, SampledEpisode, StudyOptions, StudyStatus, TrialEvidence
+from researcher.ownership import owned_now
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
 from researcher.study.plan import Plan, Verdict
@@ -50,6 +51,7 @@ class RecordedStudies:
         self._sigma = sigma
         self._engine = engine
         self.ran: list[str] = []
+        self.wound_up: list[str] = []
         self.before: Callable[[str], None] = lambda study_id: None
         """Called before each study: a test may do there what people do meanwhile."""
         self.solves: Mapping[str, Worth] = {}
@@ -95,6 +97,11 @@ class RecordedStudies:
         store.budgets.spend(study_id, "wall_s", "all", TRIAL_S * len(ending.records))
         store.studies.set_status(study_id, StudyStatus.DONE, "all trials have ended")
         return Rest(ended=True, reason="done")
+
+    async def wind_up(self, study_id: str) -> None:
+        """Free the study, as whoever finishes what its worker left."""
+        with owned_now(self._store, study_id):
+            self.wound_up.append(study_id)
 
     def verdict(self, found: Verdict) -> Verdict:
         return found
@@ -160,6 +167,7 @@ class MadeUpCampaign:
             self.strategist,
             self.planner,
             self.runner,
+            self.runner.wind_up,
             self.clock,
             self.folder,
             self.told.append,

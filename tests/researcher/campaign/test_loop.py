@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,32 @@ async def test_a_stop_or_a_pause_reaches_the_study_whose_worker_died(tmp_path: P
     assert made.runner.ran == []
 
 
+@pytest.mark.parametrize("wish", ["go on", "stop"])
+async def test_what_is_left_of_an_ended_study_is_finished_before_the_next_one(tmp_path: Path, wish: str) -> None:
+    """Its worker was killed after the study was done, but before its server had ended."""
+    made = MadeUpCampaign(tmp_path)
+    real = made.store.studies.set_status
+
+    def dies(study_id: str, status: StudyStatus, *args: Any) -> None:
+        real(study_id, status, *args)
+        if status is StudyStatus.DONE:
+            raise Killed
+
+    made.store.studies.set_status = dies  # type: ignore[assignment, method-assign]
+    with pytest.raises(Killed):
+        await made.carry_out()
+    made.store.studies.set_status = real  # type: ignore[method-assign]
+    [study] = made.runner.ran
+    made.store.leases.acquire(study, f"{socket.gethostname()}/1/0", 1e9)
+    if wish == "stop":
+        made.store.campaigns.request(made.id, stop=True)
+    found: list[list[str]] = []
+    made.runner.before = lambda study_id: found.append([*made.runner.wound_up])
+    await made.carry_out()
+    assert made.runner.wound_up == [study]
+    assert found[:1] == ([] if wish == "stop" else [[study]])
+
+
 async def test_two_studies_that_fail_in_a_row_call_for_a_person(tmp_path: Path) -> None:
     made = MadeUpCampaign(tmp_path)
 
@@ -218,7 +245,16 @@ async def test_two_studies_that_fail_in_a_row_call_for_a_person(tmp_path: Path) 
         made.store.studies.set_status(study_id, StudyStatus.FAILED, "no server answers")
         return Rest(ended=True, reason="failed")
 
-    loop = CampaignLoop(made.store, made.strategist, made.planner, failing, made.clock, made.folder, made.told.append)
+    loop = CampaignLoop(
+        made.store,
+        made.strategist,
+        made.planner,
+        failing,
+        made.runner.wind_up,
+        made.clock,
+        made.folder,
+        made.told.append,
+    )
     outcome = await loop.carry_out(made.id)
     assert outcome.status is CampaignStatus.FAILED
     assert "no server answers" in outcome.reason

@@ -20,13 +20,15 @@ from researcher.executor.processes import Berth
 from researcher.home import DATABASE, open_home
 from researcher.main import main
 from researcher.models import CampaignStatus, StudyStatus
-from researcher.ownership import owned_at_rest, this_process
+from researcher.ownership import owned_at_rest, owned_now, this_process
 from researcher.schedule.daemon import Carrier, only_daemon
 from researcher.study.plan import Plan
 from tests.fakes.campaign import MadeUpCampaign
 from tests.researcher.campaign.test_honesty import Cheat
 from tests.researcher.campaign.test_new_instrument import WANTED, Writer
 
+DEAD = f"{socket.gethostname()}/1/0"
+"""A process of this machine that has ended."""
 Capture = pytest.CaptureFixture[str]
 
 
@@ -214,7 +216,6 @@ def orphaned(home: Path) -> Iterator[tuple[MadeUpCampaign, str, Berth]]:
 
     (home / "studies").mkdir()
     made = MadeUpCampaign(home / "studies", url=f"sqlite:///{home / DATABASE}")
-    dead = f"{socket.gethostname()}/1/0"
 
     def begin(study_id: str) -> None:
         [decision] = made.store.campaigns.decisions(made.id)
@@ -227,7 +228,7 @@ def orphaned(home: Path) -> Iterator[tuple[MadeUpCampaign, str, Berth]]:
         asyncio.run(made.carry_out())
     [decision] = made.store.campaigns.decisions(made.id)
     for each in (made.id, decision.study_id):
-        made.store.leases.acquire(str(each), dead, 1e9)
+        made.store.leases.acquire(str(each), DEAD, 1e9)
     berth = Berth(home / "studies" / str(decision.study_id) / "server" / "process", SystemClock())
     berth.start(["/bin/sleep", "600"], {})
     yield made, str(decision.study_id), berth
@@ -251,6 +252,26 @@ def test_a_pause_ends_what_a_dead_worker_left(orphaned: tuple[MadeUpCampaign, st
     assert not berth.alive()
     assert made.store.campaigns.get(made.id).status is CampaignStatus.WAITING
     assert not made.store.studies.get(study).status.ended
+
+
+def test_a_stop_ends_what_is_left_of_one_that_has_ended(
+    orphaned: tuple[MadeUpCampaign, str, Berth], capsys: Capture
+) -> None:
+    made, study, berth = orphaned
+    with owned_now(made.store, made.id) as own:
+        own.campaigns.set_status(made.id, CampaignStatus.STOPPED, "by an earlier version, which left its study")
+    assert said(capsys, 0, "stop")["status"] == "stopped"
+    assert not berth.alive()
+    assert made.store.studies.get(study).status is StudyStatus.STOPPED
+    assert not made.store.campaigns.get(made.id).stop_requested
+
+
+def test_one_whose_worker_died_after_its_end_leaves_the_daemons_care(done: MadeUpCampaign, capsys: Capture) -> None:
+    done.store.leases.acquire(done.id, DEAD, 1e9)
+    carrier = Carrier(done.store, lambda _: None, ManualClock())
+    assert carrier.look() == [done.id]
+    said(capsys, 0, "resume", "--scheduled")
+    assert carrier.look() == []
 
 
 def test_a_worker_that_lives_is_asked_even_if_its_lease_expired(waiting: MadeUpCampaign, capsys: Capture) -> None:
