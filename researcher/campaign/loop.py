@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from foundation.clock import Clock
+from foundation.logs import redact
 from researcher.campaign.deciding import written
 from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.graph import Decided, decide
@@ -35,7 +36,7 @@ from researcher.models import (
     Notice,
     StudyStatus,
 )
-from researcher.notify.campaign import campaign_conclusion, campaign_failure, campaign_gate
+from researcher.notify.campaign import campaign_conclusion, campaign_failure, campaign_gate, campaign_stuck
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
 from researcher.study.plan import Plan
@@ -119,6 +120,16 @@ class CampaignLoop:
             outcome = await self._next(record)
             if outcome is not None:
                 return outcome
+
+    def cannot_go_on(self, campaign_id: str, reason: str, said: str) -> None:
+        """Record why the campaign waits, and notify people, after an error that keeps it from continuing here.
+
+        `said` is the reason for the notice, as a sentence. A campaign that has ended keeps its status.
+        """
+        record = self._store.campaigns.get(campaign_id)
+        if not record.status.ended:
+            self._notify(campaign_stuck(record, said, self._clock.now()))
+            self._rest(record, CampaignStatus.WAITING, redact(reason))
 
     async def _next(self, record: CampaignRecord) -> CampaignOutcome | None:
         """Take one step: continue the open study, or decide. Return None if there is more to do now."""

@@ -240,7 +240,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
 
 
 def watch(args: argparse.Namespace) -> int:
-    """Follow a campaign until it ends or waits, with a line for each decision and change. --json: print one object per line."""
+    """Follow a campaign until it ends, or nobody continues it, with a line for each decision and change. --json: print one object per line."""
     home, record = _named(args)
     shown_decisions, shown = 0, ""
     while True:
@@ -264,9 +264,11 @@ def watch(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         if record.status.ended:
             return FAILED if record.status is CampaignStatus.FAILED else DONE
-        if record.status is CampaignStatus.WAITING and living_owner(home.store, record.id, time.time()) is None:
-            asks = people.waits_for_a_person(home.store, record)
-            if not of_campaign(home, record, asks=asks).goes_on:
+        if living_owner(home.store, record.id, time.time()) is None:
+            attendance = of_campaign(home, record, asks=people.waits_for_a_person(home.store, record))
+            if not attendance.goes_on:
+                if not args.json:
+                    say(f"{record.id}: {attendance.text}")
                 return WAITING
         time.sleep(_LOOK_EVERY_S)
 

@@ -19,15 +19,17 @@ from researcher.campaign.records import JOINED, folders_of
 from researcher.campaign.strategist import Strategist
 from researcher.cli.instrument_llm import writer_of
 from researcher.cli.request import campaign_llm
-from researcher.cli.worker import wind_up, work_on
+from researcher.cli.worker import in_words, wind_up, work_on
 from researcher.conduct import Sink
 from researcher.environments import Draw, check_tasks, interpreter, rehearsed
+from researcher.executor.errors import ExecutorError, InstrumentChanged
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, open_instrument
 from researcher.models import Notice, StudyOptions, StudyStatus
 from researcher.notify.campaign_watch import CampaignWatch
 from researcher.notify.sink import sinks_of
 from researcher.ownership import owned
+from researcher.refusals import PlanningRefused
 from researcher.store.errors import OverBudget, StoreError
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.store import Store
@@ -82,7 +84,6 @@ async def work_on_campaign(
             return planner_of(home.root, store, record.options, folder)
 
         planner = CampaignPlanner(opened)
-        planner.on(str(record.aim["instrument"]))  # if that instrument is gone, begin nothing
         strategist = strategist_of(goal, store, planner, record.options, clock, view.say)
         view.say(f"{campaign_id}: {goal.goal} (strategist: {strategist.name}); records in {home.root}")
 
@@ -94,7 +95,12 @@ async def work_on_campaign(
             store, strategist, planner, run_study, wind_up_study, clock, home.studies, view.say, notify, write
         )
         async with _watched(home, campaign_id, goal.notify, clock):
-            return await loop.carry_out(campaign_id)
+            try:
+                planner.on(str(record.aim["instrument"]))  # if that instrument is gone, begin nothing
+                return await loop.carry_out(campaign_id)
+            except (ExecutorError, InstrumentChanged, PlanningRefused) as error:
+                loop.cannot_go_on(campaign_id, str(error), in_words(error, "campaign"))
+                raise
 
 
 def _copy_the_rest(store: Store, campaign_id: str, sink: Sink) -> None:

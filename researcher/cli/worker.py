@@ -141,7 +141,7 @@ class Worker:
         kept."""
         if not self._store.studies.get(self._study_id).status.ended:
             interim_report(self._store, self._study_id, self._home.studies)
-            notice = failure_notice(subject_of(self._study), _in_words(error), self._clock.now())
+            notice = failure_notice(subject_of(self._study), in_words(error, "study"), self._clock.now())
             self._store.studies.set_status(self._study_id, StudyStatus.WAITING, redact(str(error)), notice)
 
     async def notify(self) -> None:
@@ -276,13 +276,13 @@ def setup(
     )
 
 
-def _in_words(error: ExecutorError) -> str:
-    """Say in a notice why the study cannot continue. Leaves out the error's text, which may quote a server or a client."""
+def in_words(error: Exception, what: str) -> str:
+    """Say in a notice why the study or campaign cannot continue. Leaves out the error's text, which may quote a server or a client."""
     if isinstance(error, NoServersLeft | ServerUnfit):
-        return "The study waits: no server is left that can run its trials."
+        return f"The {what} waits: no server is left that can run its trials."
     if isinstance(error, ClusterUnreachable):
-        return "The study waits: the Ray cluster that runs its clients cannot be reached."
-    return "The study waits: it cannot continue without help."
+        return f"The {what} waits: the Ray cluster that runs its clients cannot be reached."
+    return f"The {what} waits: it cannot continue without help."
 
 
 async def keep(keeping: Keeping, options: StudyOptions, tell: Callable[[str], None]) -> Path | None:

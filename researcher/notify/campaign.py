@@ -20,6 +20,11 @@ def campaign_failure(record: CampaignRecord, decisions: int, at: float) -> Notic
     return failure_notice(subject_of(record), f"The campaign cannot continue after decision {decisions}.", at)
 
 
+def campaign_stuck(record: CampaignRecord, said: str, at: float) -> Notice:
+    """Say that the campaign waits, because something is missing. `said` is the reason, as a sentence; `at` is the current time."""
+    return failure_notice(subject_of(record), said, at)
+
+
 def campaign_conclusion(record: CampaignRecord, answer: Sequence[str], report: Path) -> Notice:
     """Say that the campaign is concluded. `answer` is a list of sentences; `report` is the file."""
     return conclusion_notice(subject_of(record), " ".join(answer), report)

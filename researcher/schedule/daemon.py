@@ -33,7 +33,7 @@ from researcher.gates import waits_for_an_answer
 from researcher.models import CampaignRecord, StudyRecord
 from researcher.notify.sink import Post
 from researcher.notify.study import subject_of
-from researcher.notify.words import failure_notice
+from researcher.notify.words import Subject, failure_notice
 from researcher.ownership import is_dead, living_owner
 from researcher.schedule.timetable import Timetable, Unreadable
 from researcher.store.database import connect, default_url, place_of
@@ -210,14 +210,17 @@ class Carrier:
             self._tell(study_id, now)
         self._launch(study_id)
 
-    def _tell(self, study_id: str, now: float) -> None:
-        """Notify people about a study. A campaign sends its own notices."""
-        if owned_resource(study_id).startswith("campaign:"):
-            return
-        study = self._store.studies.get(study_id)
+    def _tell(self, owned_id: str, now: float) -> None:
+        """Notify people about a study or campaign."""
+        if owned_resource(owned_id).startswith("campaign:"):
+            record = self._store.campaigns.get(owned_id)
+            subject, services = Subject.of_campaign(owned_id, record.goal["goal"]), record.goal.get("notify", ())
+        else:
+            study = self._store.studies.get(owned_id)
+            subject, services = subject_of(study), study.options.notify
         said = "Its worker keeps ending right after each start."
-        then = f"`daemon.log` in its folder says why; {study_id} is retried at growing intervals."
-        self._store.notices.record(failure_notice(subject_of(study), said, now, then), study.options.notify)
+        then = f"`daemon.log` in its folder says why; {owned_id} is retried at growing intervals."
+        self._store.notices.record(failure_notice(subject, said, now, then), services)
 
     def _timetable(self, each: Cared) -> Timetable | None:
         """Return the timetable; None if no daemon should run the study, or this machine cannot read the timetable."""

@@ -16,6 +16,7 @@ import pytest
 
 from foundation.clock import ManualClock, SystemClock
 from researcher.campaign import people
+from researcher.executor.errors import ClusterUnreachable, InstrumentChanged, NoServersLeft
 from researcher.executor.processes import Berth
 from researcher.home import DATABASE, open_home
 from researcher.main import main
@@ -24,6 +25,7 @@ from researcher.ownership import owned_at_rest, owned_now, this_process
 from researcher.schedule.daemon import Carrier, only_daemon
 from researcher.study.plan import Plan
 from tests.fakes.campaign import MadeUpCampaign
+from tests.fakes.notices import webhook
 from tests.researcher.campaign.test_honesty import Cheat
 from tests.researcher.campaign.test_new_instrument import WANTED, Writer
 
@@ -272,6 +274,52 @@ def test_one_whose_worker_died_after_its_end_leaves_the_daemons_care(done: MadeU
     assert carrier.look() == [done.id]
     said(capsys, 0, "resume", "--scheduled")
     assert carrier.look() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "said_of_it"),
+    [
+        (NoServersLeft("http://a:1 does not answer"), "The campaign waits: no server is left that can run its trials."),
+        (
+            ClusterUnreachable("no cluster"),
+            "The campaign waits: the Ray cluster that runs its clients cannot be reached.",
+        ),
+        (InstrumentChanged("other code"), "The campaign waits: it cannot continue without help."),
+    ],
+)
+def test_one_that_loses_its_servers_waits_and_says_so_once(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, error: Exception, said_of_it: str
+) -> None:
+    async def lost(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr("researcher.cli.campaign_worker.work_on", lost)
+    file = tmp_path / "goal.yaml"
+    file.write_text(
+        "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 100}\nfactors: {kl: [0.1]}\nnotify: [HOOK]\n"
+    )
+    with webhook() as hook:
+        monkeypatch.setenv("RESEARCHER_NOTIFY_HOOK", hook.url)
+        assert main(["campaign", "start", str(file), "--engine", "echo"]) == 1
+        assert main(["campaign", "resume"]) == 1
+    assert [each["message"].split("\n")[2] for each in hook.posts] == [said_of_it]
+    capsys.readouterr()
+    found = said(capsys, 3, "status")
+    assert (found["status"], found["reason"]) == ("waiting", str(error))
+    assert main(["campaign", "watch"]) == 3
+    assert "nobody works on it" in capsys.readouterr().out
+
+
+def test_watching_one_whose_worker_was_killed_ends(
+    orphaned: tuple[MadeUpCampaign, str, Berth], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    made, _, _ = orphaned
+    assert main(["campaign", "watch"]) == 3
+    told = capsys.readouterr().out.splitlines()
+    assert (
+        told[-1]
+        == f"{made.id}: no daemon is running: `researcher daemon` or `researcher campaign resume {made.id}` continues it"
+    )
 
 
 def test_a_worker_that_lives_is_asked_even_if_its_lease_expired(waiting: MadeUpCampaign, capsys: Capture) -> None:

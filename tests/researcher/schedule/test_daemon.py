@@ -18,6 +18,7 @@ from researcher.ownership import this_process
 from researcher.schedule.daemon import Carrier, carry, daemon_lives, ensure_daemon, only_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
+from tests.fakes.campaign import MadeUpCampaign
 from tests.fakes.postgres import postgres
 from tests.fakes.shown_study import planned
 from tests.fakes.study import study_plan
@@ -124,6 +125,16 @@ def test_one_that_keeps_dying_is_begun_ever_more_seldom(house: _House) -> None:
         house.carrier.look()
         house.clock.advance(20)
     assert 7 <= len(house.launched) <= 12  # within two hours, instead of 360 times
+
+
+def test_people_hear_of_a_campaign_that_keeps_dying(house: _House, tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, clock=house.clock, notify=["HOOK"])
+    carrier = Carrier(made.store, house.launched.append, house.clock)
+    for _ in range(20):
+        carrier.look()
+        house.clock.advance(20)
+    assert [notice.title for notice in made.store.notices.of(made.id)] == [f"{made.id} needs attention"]
+    made.store.close()
 
 
 def test_one_that_worked_for_hours_before_it_died_is_begun_again_at_once(house: _House) -> None:
