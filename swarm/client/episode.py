@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +28,9 @@ GIVE_BACK_S = 2.0
 """Seconds that a client that is stopping waits for the response to a request it has already sent."""
 
 Answer = TypeVar("Answer")
+played: ContextVar[Episode | None] = ContextVar("played", default=None)
+"""Within a rollout of `run_tasks`: its episode. Its `if_cancelled` also applies to other episodes that the rollout opens, such as the
+members of its team."""
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +95,8 @@ class Episode:
         self.settled = False
         """Whether `cause` comes from the ledger."""
         self.if_cancelled = Cause.PERSON
-        """Who is to blame if the episode's asyncio task is cancelled from outside."""
+        """Who is to blame if the episode's asyncio task is cancelled from outside. While `run_tasks` plays the episode, the rollout,
+        which may have set itself a time limit, until someone else stops it."""
         self.server = server
         self._clock = clock
         self._grant: EpisodeGrant | None = None
@@ -276,7 +281,7 @@ class Episode:
             self._grant = asked.result()
         except SwarmError:
             return  # nothing was granted
-        self._abort_reason, self.cause = "the client stopped before it began", self.if_cancelled
+        self._abort_reason, self.cause = "the client stopped before it began", (played.get() or self).if_cancelled
         await self._abort_quietly()
 
     async def __aexit__(
@@ -309,7 +314,7 @@ class Episode:
         """Return who is to blame for the loss of the episode, assuming that `error` ended it."""
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
-            return self.if_cancelled if task is not None and task.cancelling() else Cause.ROLLOUT
+            return (played.get() or self).if_cancelled if task is not None and task.cancelling() else Cause.ROLLOUT
         return cause_of(error, self.addresses)
 
     async def _send(self) -> EpisodeReceipt:

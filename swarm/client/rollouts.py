@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 from foundation.streams import one_line
 from swarm.client.claims import ClaimOrder
-from swarm.client.episode import Episode
+from swarm.client.episode import Episode, played
 from swarm.client.errors import (
     InvalidSpec,
     LeaseLost,
@@ -328,10 +328,8 @@ class Rollouts:
 
         Returns the episode's fate so far, and the exception if the rollout raised one.
         """
-        playing = asyncio.ensure_future(rolled_out(self._rollout, episode, task))
-        episode.on_lost = playing.cancel
         try:
-            outcome = await playing
+            outcome = await self._finished(episode, task)
             if episode.aborted or (episode.in_team and episode.receipt is None):
                 self._last_crash = "an abort by the rollout itself"
                 return _given_up(episode), None
@@ -359,6 +357,31 @@ class Rollouts:
             self._last_crash = _last_line(error)
             return _given_up(episode, own_traceback(error), episode.blame(error)), error
         return _Fate.ENDED, None
+
+    async def _finished(self, episode: Episode, task: Task) -> Outcome | float | None:
+        """Run the rollout in a task of its own and return its outcome.
+
+        If this task is cancelled, so is the rollout; an outcome that it returns nonetheless counts.
+        """
+        within, episode.if_cancelled = played.set(episode), Cause.ROLLOUT
+        playing = asyncio.ensure_future(rolled_out(self._rollout, episode, task))
+        played.reset(within)
+
+        def stop(cause: Cause) -> None:
+            episode.if_cancelled = cause
+            playing.cancel()
+
+        episode.on_lost = partial(stop, Cause.LIMIT)
+        cancelled: asyncio.CancelledError | None = None
+        while not playing.done():
+            try:
+                await asyncio.wait({playing})
+            except asyncio.CancelledError as error:
+                cancelled = error
+                stop(self._cancelled_by)
+        if cancelled is not None and (playing.cancelled() or playing.exception() is not None):
+            raise cancelled
+        return playing.result()
 
     def _count(self, fate: _Fate, cause: Cause, episode: Episode, line: ProgressLine) -> None:
         report = self._report

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 
+from foundation.clock import ManualClock
 from swarm.client import (
     Cause,
     Episode,
@@ -308,6 +310,98 @@ async def test_a_team_is_lost_by_one_cause_on_all_its_servers() -> None:
     assert await team_that_ended_with(GraderFailed("the judge is away")) == ["grader", "grader"]
     unreached = httpx.ConnectError("refused", request=httpx.Request("POST", "http://beside/v1/completions"))
     assert await team_that_ended_with(unreached) == ["network", "network"]
+
+
+@pytest.mark.parametrize("in_team", [True, False])
+async def test_a_time_limit_that_a_rollout_sets_itself_uses_up_its_retries(in_team: bool) -> None:
+    stub, beside = SwarmStub(), SwarmStub()
+    other = beside.client("http://beside")
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        async with asyncio.timeout(0):
+            async with team(planner=other, solver=episode) if in_team else other.episode(task_id=task.id):
+                await asyncio.Event().wait()
+        return 1.0
+
+    async with stub.client() as swarm, other:
+        report = await swarm.run_tasks([Task("t", "q")], rollout, retries=1, episodes_per_task=1)
+    assert (report.causes, report.given_up) == ({Cause.ROLLOUT: 2}, 1)
+    assert {one.cause for server in (stub, beside) for one in server.episodes.values()} == {"rollout"}
+
+
+async def test_a_time_limit_that_cuts_a_partners_claim_short_is_the_rollouts() -> None:
+    stub, beside = SwarmStub(), SwarmStub()
+    other = beside.client("http://beside")
+    claim = other.claim
+
+    async def slow(*given: Any, **named: Any) -> Any:
+        granted = await claim(*given, **named)
+        if len(beside.episodes) == 1 and beside.episodes["ep-0"].cause is None and not waited.is_set():
+            waited.set()
+            await asyncio.Event().wait()
+        return granted
+
+    waited = asyncio.Event()
+    other.claim = slow  # type: ignore[method-assign]
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        async with asyncio.timeout(0.05):
+            async with team(planner=other, solver=episode):
+                raise AssertionError("the partner was claimed")
+
+    async with stub.client() as swarm, other:
+        report = await swarm.run_tasks([Task("t", "q")], rollout, retries=0, episodes_per_task=1)
+    assert report.causes == {Cause.ROLLOUT: 1}
+    assert beside.episodes["ep-0"].cause == "rollout"
+
+
+async def test_a_lease_that_runs_out_is_the_same_cause_for_all_members_of_the_team() -> None:
+    stub, beside, clock = SwarmStub(), SwarmStub(), ManualClock()
+    other = beside.client("http://beside")
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        async with team(planner=other, solver=episode):
+            stub.drop(episode.id, "limit", "expired")
+            while True:
+                await asyncio.sleep(0)
+                clock.advance(1)
+
+    async with stub.client(clock=clock) as swarm, other:
+        report = await swarm.run_tasks([Task("t", "q")], rollout, retries=0, episodes_per_task=1, idle_limit_s=60)
+    assert report.causes == {Cause.LIMIT: 1}
+    assert beside.episodes["ep-0"].cause == "limit"
+
+
+@pytest.mark.parametrize("stopped_by", ["person", "client"])
+@pytest.mark.parametrize("crashes", [False, True])
+async def test_a_team_whose_rollouts_are_stopped_is_lost_by_who_stopped_them(stopped_by: str, crashes: bool) -> None:
+    stub, beside, begun = SwarmStub(), SwarmStub(), asyncio.Event()
+    other = beside.client("http://beside")
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        try:
+            async with team(planner=other, solver=episode):
+                begun.set()
+                await asyncio.Event().wait()
+        finally:
+            if crashes:
+                raise LookupError("cannot clean up")
+        return 1.0
+
+    async def tasks() -> AsyncIterator[Task]:
+        yield Task("t", "q")
+        await begun.wait()
+        if stopped_by == "client":
+            raise LookupError("the stream is broken")
+        await asyncio.Event().wait()
+
+    async with stub.client() as swarm, other:
+        playing = asyncio.create_task(swarm.run_tasks(tasks(), rollout, episodes_per_task=1))
+        await begun.wait()
+        if stopped_by == "person":
+            playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+    assert [one.cause for server in (stub, beside) for one in server.episodes.values()] == [stopped_by] * 2
 
 
 async def test_an_agent_that_fails_since_a_member_is_gone_did_not_lose_the_team() -> None:
