@@ -257,5 +257,6 @@ def _end(episode: Episode, result: dict[str, Any], turns: PlayedTurns, refused_r
             "played": "by hand" if turns.by_hand else "drafts",
             "written": turns.written,
         },
+        despite=result.get("despite"),
         by_hand=turns.by_hand,
     )

@@ -187,6 +187,7 @@ async def _judged(session: Session, task: Task, rollout: Rollout, pair: tuple[Ep
             success=rewards[place] == BETTER if verdict in "abn" else None,
             metrics={"judged": 1.0} | ({"own_reward": own} if math.isfinite(own) else {}),
             metadata={"judge": session.swarm.client_id, "verdict": verdict, "place": "ab"[place], "against": mate.id},
+            despite=outcomes[index].despite,
         )
 
 

@@ -31,7 +31,7 @@ from swarm.client.join.model import Model, ModelRefused, shown
 from swarm.client.join.person import Terminal
 from swarm.client.join.play import play
 from swarm.client.join.session import judge, talk
-from swarm.protocol.episodes import LedgerEntry
+from swarm.protocol.episodes import EpisodeReceipt, EpisodeResult, LedgerEntry
 from tests.fakes.scripted_person import Line, ScriptedPerson
 
 pytestmark = pytest.mark.anyio
@@ -292,6 +292,27 @@ async def test_a_bare_query_asks_the_person_for_the_reward(echo_server: ServerPr
         await play(session, TASK, ask_reward=True)
         assert [entry.reward for entry in await entries(session)] == [0.75]
         assert person(session).shown.count("please answer with a number") == 2
+
+
+async def recovered(episode: Episode, task: Task) -> Outcome:
+    return replace(await agent(episode, task), despite="it asked again")
+
+
+async def test_what_an_outcome_counts_despite_is_handed_in_for_plays_and_judged_pairs(
+    echo_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str | None] = []
+    end = SwarmClient.end
+
+    async def noted(swarm: SwarmClient, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
+        said.append(result.despite)
+        return await end(swarm, episode_id, result)
+
+    monkeypatch.setattr(SwarmClient, "end", noted)
+    async with joining(echo_server, "a", "", "") as session:
+        await judge(session, TASK, recovered)
+        await play(session, TASK, recovered)
+    assert said == ["it asked again"] * 3
 
 
 class Hesitant(ScriptedPerson):
