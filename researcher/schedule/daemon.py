@@ -283,7 +283,9 @@ async def look() -> None:
     if change is not None:
         scheduler.add_job(look, "date", run_date=datetime.fromtimestamp(change, UTC), id="edge", replace_existing=True)
     unsent = await asyncio.to_thread(post.deliver)
-    if not left and not unsent and _Current.idle is not None:
+    if left or unsent or _Current.idle is None:
+        return
+    if not await asyncio.to_thread(carrier.look):  # a study may have been handed over while notices were delivered
         _Current.idle.set()
 
 

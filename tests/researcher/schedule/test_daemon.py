@@ -11,10 +11,12 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from foundation.clock import ManualClock
 from researcher.models import Answer, StudyStatus
 from researcher.ownership import this_process
+from researcher.schedule import daemon
 from researcher.schedule.daemon import Carrier, carry, daemon_lives, ensure_daemon, only_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
@@ -218,6 +220,26 @@ async def test_a_daemon_without_work_looks_and_ends_whatever_holds_the_records(
         store = Store.open(url)
         assert store.studies.all() == []
         store.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("handed_over", [True, False])
+async def test_a_study_that_is_handed_over_during_a_slow_delivery_keeps_the_daemon(
+    house: _House, monkeypatch: pytest.MonkeyPatch, handed_over: bool
+) -> None:
+    class Slow:
+        def deliver(self) -> int:
+            if handed_over:
+                house.study()
+            return 0
+
+    idle = asyncio.Event()
+    current = {"carrier": house.carrier, "post": Slow(), "scheduler": AsyncIOScheduler(), "idle": idle}
+    for name, value in current.items():
+        monkeypatch.setattr(daemon._Current, name, value)
+    await daemon.look()
+    assert idle.is_set() is not handed_over
+    assert len(house.launched) == handed_over
 
 
 def test_there_is_one_daemon_for_a_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
