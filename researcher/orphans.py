@@ -1,4 +1,5 @@
-"""Studies that no process works on: stops or pauses them, and ends the servers and clients that a dead worker left running."""
+"""Studies that no process works on: stops or pauses them, and ends the servers and clients that a dead worker left running. If nothing
+continues the study, frees the disk of its servers too."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Literal
 
 from foundation.clock import SystemClock
 from researcher.conduct import interim_report
-from researcher.executor.cleanup import end_left_of
+from researcher.executor.cleanup import discard_if_over, end_left_of
 from researcher.halts import STOPPED_ON_REQUEST, STOPPED_UNPLANNED
 from researcher.home import Home
 from researcher.models import StudyStatus
@@ -20,13 +21,15 @@ def halt(home: Home, study_id: str, wish: Literal["stop", "pause"]) -> list[str]
 
     Returns a line for each server on which that failed. Raises: LeaseHeld when a process works on the study.
     """
+    folder, clock = home.studies / study_id, SystemClock()
     with owned_at_rest(home.store, study_id) as own:
-        left = asyncio.run(end_left_of(own, study_id, home.studies / study_id, SystemClock()))
+        left = asyncio.run(end_left_of(own, study_id, folder, clock))
         if wish == "stop":
             planned = own.studies.get(study_id).plan_version is not None
             reason = STOPPED_ON_REQUEST if planned else STOPPED_UNPLANNED
             own.studies.set_status(study_id, StudyStatus.STOPPED, reason)
             interim_report(own, study_id, home.studies)
+            asyncio.run(discard_if_over(own, study_id, folder, clock))
         return left
 
 
@@ -38,9 +41,12 @@ def end_left(home: Home, study_id: str) -> list[str] | None:
     lease = home.store.leases.holder(study_id)
     if lease is None or lives_here(lease.owner):
         return None
+    folder, clock = home.studies / study_id, SystemClock()
     try:
         with owned_now(home.store, study_id) as own:
-            return asyncio.run(end_left_of(own, study_id, home.studies / study_id, SystemClock()))
+            left = asyncio.run(end_left_of(own, study_id, folder, clock))
+            asyncio.run(discard_if_over(own, study_id, folder, clock))
+            return left
     except LeaseHeld:
         return None
 

@@ -16,7 +16,7 @@ from researcher.cli.worker import lone_trials, setup
 from researcher.design.pricing import CALIBRATION_STEPS, arm_seconds, calibrating, timed
 from researcher.home import open_home
 from researcher.instruments.catalogue import OWN_STUDIES
-from researcher.models import StudyOptions, TrialStatus
+from researcher.models import StudyOptions, TrialRecord, TrialStatus
 from researcher.paces import paces_on
 from researcher.view import duration
 
@@ -66,13 +66,7 @@ def calibrate_command(args: argparse.Namespace) -> int:
     then = timed(plan, folder.instrument)
     now = timed(plan, folder.instrument, paces_on(home.store, args.server, args.engine))
     if study_id not in (now.trial_s_measured or ""):  # an older pace is no success of this trial
-        missed = [trial for trial in trials if trial.status is not TrialStatus.DONE or trial.attempt > 1]
-        reasons = "; ".join(
-            dict.fromkeys(
-                trial.reason or f"{trial.key} is {trial.status} after attempt {trial.attempt}"
-                for trial in missed or trials
-            )
-        )
+        reasons = "; ".join(dict.fromkeys(filter(None, map(_why_no_pace, trials)))) or "its duration is not known"
         answer(args.json, {"study": study_id, "trial_s": None, "reason": reasons}, f"{study_id}: no pace ({reasons})")
         return FAILED
     took, guessed = (max(arm_seconds(each).values()) for each in (now, then))
@@ -83,3 +77,17 @@ def calibrate_command(args: argparse.Namespace) -> int:
         "call lengths use this time for their price."
     )
     return answer(args.json, {"study": study_id, "trial_s": took, "estimated_s": guessed, "steps": steps}, text)
+
+
+def _why_no_pace(trial: TrialRecord) -> str | None:
+    """Say why a pace cannot be measured with this trial; None if it can."""
+    if trial.status is not TrialStatus.DONE:
+        return trial.reason or f"{trial.key} is {trial.status} after attempt {trial.attempt}"
+    if trial.attempt > 1:
+        return (
+            f"{trial.key} is done after attempt {trial.attempt}, but only a first attempt shows how long a trial takes"
+        )
+    timed_steps = len(trial.series.get("step_s", ()))
+    if timed_steps < 2:
+        return f"{trial.key} is done, but timed only {timed_steps} of {CALIBRATION_STEPS} steps; a pace needs the second, as the first is slow"
+    return None

@@ -21,7 +21,7 @@ from researcher.cli.request import check_addresses, teller
 from researcher.cli.servers import check_servers
 from researcher.cli.worker import wind_up, work_on
 from researcher.conduct import Outcome
-from researcher.executor.cleanup import leave_servers
+from researcher.executor.cleanup import leave_servers, unresumable
 from researcher.executor.slots import weights_seen
 from researcher.home import Home, open_home
 from researcher.instruments.catalogue import open_instrument
@@ -60,15 +60,11 @@ def resume_command(args: argparse.Namespace) -> int:
     study = home.store.studies.get(study_id)
     if study.status is StudyStatus.DONE or (args.scheduled and study.status.ended):
         return _close(_to_its_end(study_id, wind_up(home, study_id, teller(args))), study_id, as_json=args.json)
-    if study.campaign_id is not None:
-        raise WrongState(
-            f"{study_id} is part of {study.campaign_id}: `researcher campaign resume {study.campaign_id}` continues it"
-        )
+    if (reason := unresumable(home.store, study)) is not None:
+        if study.status.ended or study.campaign_id is None:
+            _to_its_end(study_id, wind_up(home, study_id, teller(args)))
+        raise WrongState(reason)
     home.store.plans.get(study_id)
-    if home.store.journal.last(study_id, "reproduces"):
-        raise WrongState(f"{study_id} repeats one trial of an archive; run `researcher reproduce` again instead")
-    if study.options.calibrates:
-        raise WrongState(f"{study_id} only timed a short trial; run `researcher calibrate` again instead")
     if args.server:
         _move(home, study_id, args.server, teller(args))
     if not args.scheduled:

@@ -13,7 +13,7 @@ from foundation.commandline import UsageError
 from foundation.gpus import count_gpus, why_no_gpu
 from researcher.executor.errors import NoServersLeft
 from researcher.executor.local_server import LocalServer
-from researcher.executor.servers import ServerPool, one_server, server_token
+from researcher.executor.servers import ServerPool, lease_holder, one_server, server_token
 from researcher.executor.slots import hosted, misfit, serving
 from researcher.home import Home
 from researcher.models import StudyOptions
@@ -168,7 +168,7 @@ def pool_of(
     differ in their model, these servers take turns."""
     return ServerPool(
         store,
-        f"study {study_id}",
+        lease_holder(study_id),
         urls=options.servers,
         local=_local_servers(home, study_id, plan, options),
         roles=tuple(plan.roles),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from researcher.conduct import Conduct, Outcome, Sink, interim_report, rest
 from researcher.describe import known_text, when
 from researcher.environments import interpreter
 from researcher.executor.blueprint import Code, Setup
-from researcher.executor.cleanup import Keeping, end_left_of
+from researcher.executor.cleanup import Keeping, discard_if_over, end_left_of, unresumable
 from researcher.executor.errors import ClusterUnreachable, ExecutorError, NoServersLeft, ServerUnfit
 from researcher.executor.trials import Executor
 from researcher.gates import pass_plan
@@ -31,9 +32,9 @@ from researcher.models import StudyOptions, StudyStatus, TrialRecord
 from researcher.notify.sink import sinks_of
 from researcher.notify.study import subject_of
 from researcher.notify.words import failure_notice
-from researcher.ownership import owned
+from researcher.ownership import is_dead, owned
 from researcher.schedule.timetable import Timetable
-from researcher.store.errors import StoreError
+from researcher.store.errors import LeaseHeld, StoreError
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.sinks import open_sink
 from researcher.store.store import Store
@@ -84,6 +85,7 @@ async def work_on(
             raise
         finally:
             await worker.notify()
+            await discard_if_over(store, study_id, home.studies / study_id, clock)
 
 
 class Worker:
@@ -207,15 +209,23 @@ class Worker:
 
 
 async def wind_up(home: Home, study_id: str, tell: Callable[[str], None], clock: Clock | None = None) -> Outcome:
-    """Finish what an earlier worker left undone for an ended study. Raises: LeaseHeld; ModelsNotKept; ServerUnfit."""
+    """Finish what an earlier process left undone for a study that has ended or that nothing continues.
+
+    Raises: LeaseHeld; ModelsNotKept; ServerUnfit.
+    """
     clock = clock or SystemClock()
-    study, folder, models = home.store.studies.get(study_id), home.studies / study_id, None
+    folder, models = home.studies / study_id, None
     async with owned(home.store, study_id, clock) as store:
+        study = store.studies.get(study_id)
         if study.status is StudyStatus.DONE:
             models = await keep(Keeping(store, study_id, folder, clock, os.environ), study.options, tell)
         else:
             for line in await end_left_of(store, study_id, folder, clock):
                 tell(line)
+            if not study.status.ended:
+                store.studies.set_status(study_id, StudyStatus.STOPPED, "its process was killed")
+                study = store.studies.get(study_id)
+            await discard_if_over(store, study_id, folder, clock)
     written = study.status is StudyStatus.DONE or (folder / "report.md").exists()
     return Outcome(study.status, study.reason or "nothing left to do", folder if written else None, models=models)
 
@@ -239,7 +249,8 @@ async def lone_trials(
         tell: receives progress lines.
     """
     clock = SystemClock()
-    options = home.store.studies.get(study_id).options
+    await _wind_up_killed(home, clock, tell)
+    options, folder = home.store.studies.get(study_id).options, home.studies / study_id
     async with owned(home.store, study_id, clock) as store:
         try:
             store.plans.save(study_id, plan)
@@ -248,11 +259,21 @@ async def lone_trials(
                 await have_models(plan, options, tell, arm=arm)
             pool = pool_of(home, store, study_id, plan, options, clock, tell)
             async with pool:
-                done = await Executor(store, pool, arranged).run_trials(study_id, plan, trials)
+                return await Executor(store, pool, arranged).run_trials(study_id, plan, trials)
         finally:  # even after a refusal, an interrupt or a lack of servers: nothing continues this study
             store.studies.set_status(study_id, StudyStatus.STOPPED, because)
-    await Keeping(home.store, study_id, home.studies / study_id, clock, os.environ).discard_servers()
-    return done
+            await Keeping(store, study_id, folder, clock, os.environ).discard_servers()
+
+
+async def _wind_up_killed(home: Home, clock: Clock, tell: Callable[[str], None]) -> None:
+    """Wind up separate studies whose process was killed on this machine: nothing else ends their servers and clients."""
+    for study in home.store.studies.all():
+        lease = home.store.leases.holder(study.id)
+        if lease is None or not is_dead(lease.owner) or not (home.studies / study.id).exists():  # else of another home
+            continue
+        if study.campaign_id is None and unresumable(home.store, study) is not None:
+            with suppress(LeaseHeld):
+                await wind_up(home, study.id, tell, clock)
 
 
 def setup(

@@ -2,7 +2,8 @@
 
 Each model goes to `models/STAGE/ARM-seedN` in the study's folder, a trial's further models to `…-ROLE`. The servers have ended
 by then: `swarm models export` reads their state, in a separate process, because this one must not import torch. Models that
-were already exported are not exported again. `end_left_of` ends what a study left running.
+were already exported are not exported again. `end_left_of` ends what a study left running, and `discard_if_over` frees the disk
+of a study that nothing continues.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +23,9 @@ from researcher.executor.blueprint import folder_name
 from researcher.executor.errors import ModelsNotKept, ServerUnfit
 from researcher.executor.local_server import LocalLimits
 from researcher.executor.processes import Berth, child_environ
-from researcher.executor.servers import server_token
-from researcher.models import MODELS_KEPT, MODELS_NOT_KEPT, TrialRecord, TrialStatus
+from researcher.executor.servers import lease_holder, server_token
+from researcher.models import MODELS_KEPT, MODELS_NOT_KEPT, StudyRecord, StudyStatus, TrialRecord, TrialStatus
+from researcher.store.errors import LeaseHeld
 from researcher.store.store import Store
 from swarm.client import Patience, SwarmClient
 from swarm.protocol.errors import ErrorCode, SwarmError
@@ -148,6 +151,29 @@ def _last_words(text: str) -> tuple[str, str | None]:
         return last, None
 
 
+def unresumable(store: Store, study: StudyRecord) -> str | None:
+    """Return why `researcher resume` does not continue this study, whatever its status; None if it does."""
+    if study.campaign_id is not None:
+        return (
+            f"{study.id} is part of {study.campaign_id}: `researcher campaign resume {study.campaign_id}` continues it"
+        )
+    if store.journal.last(study.id, "reproduces"):
+        return f"{study.id} repeats one trial of an archive; run `researcher reproduce` again instead"
+    if study.options.calibrates:
+        return f"{study.id} only timed a short trial; run `researcher calibrate` again instead"
+    return None
+
+
+async def discard_if_over(store: Store, study_id: str, folder: Path, clock: Clock) -> None:
+    """Free the disk of a stopped or failed study's own servers, if nothing can continue the study. `folder` is the study's.
+
+    Raises: ServerUnfit as `Keeping.discard_servers` does.
+    """
+    study = store.studies.get(study_id)
+    if study.status in (StudyStatus.STOPPED, StudyStatus.FAILED) and unresumable(store, study) is not None:
+        await Keeping(store, study_id, folder, clock, os.environ).discard_servers()
+
+
 async def end_left_of(store: Store, study_id: str, folder: Path, clock: Clock) -> list[str]:
     """End all clients and servers of a study that no process works on. Server state stays, so that the study can continue.
 
@@ -158,7 +184,7 @@ async def end_left_of(store: Store, study_id: str, folder: Path, clock: Clock) -
     urls = store.studies.get(study_id).options.servers if begun else ()
     await _end_all(folder, _CLIENTS, clock)
     await _end_all(folder, _SERVERS, clock)
-    return await _stop_runs(urls, study_id, clock)
+    return await _stop_runs(store, urls, study_id, clock)
 
 
 async def leave_servers(store: Store, study_id: str, folder: Path, kept: Sequence[str], clock: Clock) -> list[str]:
@@ -169,7 +195,8 @@ async def leave_servers(store: Store, study_id: str, folder: Path, kept: Sequenc
     await _end_all(folder, _SERVERS, clock)
     still = {url.rstrip("/") for url in kept}
     before = store.studies.get(study_id).options.servers
-    return await _stop_runs([url for url in before if url.rstrip("/") not in still], study_id, clock)
+    left = [url for url in before if url.rstrip("/") not in still]
+    return await _stop_runs(store, left, study_id, clock)
 
 
 async def _end_all(folder: Path, locks: str, clock: Clock) -> None:
@@ -177,8 +204,13 @@ async def _end_all(folder: Path, locks: str, clock: Clock) -> None:
     await asyncio.gather(*(berth.end(LocalLimits().grace_s) for berth in berths))
 
 
-async def _stop_runs(urls: Sequence[str], study_id: str, clock: Clock) -> list[str]:
+async def _stop_runs(store: Store, urls: Sequence[str], study_id: str, clock: Clock) -> list[str]:
+    """Stop the study's runs on these servers, and end the leases that a dead worker left on them."""
     told = await asyncio.gather(*(_stop_run(url, study_id, clock) for url in dict.fromkeys(urls)))
+    for url in dict.fromkeys(urls):
+        with suppress(LeaseHeld):
+            lease = store.leases.acquire_server(url, lease_holder(study_id), 1.0)
+            store.leases.release_server(url, lease)
     return [each for each in told if each is not None]
 
 

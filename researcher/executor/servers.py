@@ -159,6 +159,11 @@ def server_token(environ: Mapping[str, str]) -> str | None:
     return environ.get("SWARM_ADMIN_TOKEN") or environ.get("SWARM_TOKEN")
 
 
+def lease_holder(study_id: str) -> str:
+    """Return the name under which a study holds the leases of its servers."""
+    return f"study {study_id}"
+
+
 def one_server(url: str, other: str) -> str:
     """Return the error message for two addresses of the same server."""
     return f"{url} and {other} are the same server: give one of them"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from foundation.clock import ManualClock, SystemClock
+from researcher.cli import FAILED
 from researcher.cli.worker import Worker, work_on
 from researcher.conduct import Conduct, Outcome
 from researcher.executor.errors import NoServersLeft
 from researcher.executor.processes import Berth
 from researcher.home import Home
+from researcher.main import main
 from researcher.models import StudyStatus
+from researcher.orphans import end_left, halt
+from researcher.ownership import this_process
 from researcher.schedule.timetable import Timetable
 from tests.fakes.quiet import Quiet
 from tests.fakes.shown_study import at_gate, opened, planned, running
@@ -50,6 +56,86 @@ async def test_a_stop_is_heeded_at_the_plans_gate(home: tuple[Home, str]) -> Non
     found.store.studies.request_stop(study)
     outcome = await _worked(found, study)
     assert (outcome.status, found.store.studies.get(study).status) == (StudyStatus.STOPPED, StudyStatus.STOPPED)
+    found.store.close()
+
+
+def _of_campaign(folder: Path, study: str) -> None:
+    with closing(sqlite3.connect(folder / "researcher.db")) as database, database:
+        database.execute("UPDATE studies SET campaign_id = 'ca-1' WHERE id = ?", (study,))
+
+
+def _server(home: Home, study: str) -> Path:
+    """The state that a study's own server left."""
+    folder = home.studies / study / "server"
+    (folder / "process").mkdir(parents=True)
+    (folder / "process" / "lock").touch()
+    (folder / "state" / "runs").mkdir(parents=True)
+    return folder / "state"
+
+
+@pytest.mark.parametrize("in_campaign", [True, False])
+async def test_only_a_study_that_nothing_continues_frees_its_disk_when_it_stops(
+    home: tuple[Home, str], tmp_path: Path, in_campaign: bool
+) -> None:
+    found, _ = home
+    study, _ = running(found.store)
+    if in_campaign:
+        _of_campaign(tmp_path, study)
+    state = _server(found, study)
+    found.store.studies.request_pause(study)
+    await _worked(found, study)
+    assert state.exists()
+    found.store.studies.clear_requests(study)
+    found.store.studies.request_stop(study)
+    assert (await _worked(found, study)).status is StudyStatus.STOPPED
+    assert state.exists() is not in_campaign
+    found.store.close()
+
+
+@pytest.mark.parametrize("status", [StudyStatus.STOPPED, StudyStatus.FAILED])
+@pytest.mark.parametrize("in_campaign", [True, False])
+def test_resume_frees_the_disk_of_an_ended_study_that_it_does_not_continue(
+    home: tuple[Home, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: StudyStatus,
+    in_campaign: bool,
+) -> None:
+    found, _ = home
+    study, _ = running(found.store)
+    if in_campaign:
+        _of_campaign(tmp_path, study)
+    state = _server(found, study)
+    found.store.studies.set_status(study, status, "enough")
+    monkeypatch.setattr("researcher.cli.resume.conduct", lambda *_, **__: 0)
+    assert main(["resume", study]) == (FAILED if in_campaign else 0)
+    assert state.exists() is not in_campaign
+    assert ("is part of ca-1" in capsys.readouterr().err) is in_campaign
+    assert (found.store.studies.get(study).status, found.store.studies.get(study).reason) == (status, "enough")
+    found.store.close()
+
+
+@pytest.mark.parametrize("in_campaign", [True, False])
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_is_ended_for_a_dead_worker_frees_its_disk_unless_resume_continues_it(
+    home: tuple[Home, str], tmp_path: Path, in_campaign: bool, ended: bool
+) -> None:
+    found, _ = home
+    study = planned(found.store)
+    if in_campaign:
+        _of_campaign(tmp_path, study)
+    state = _server(found, study)
+    if ended:
+        found.store.studies.set_status(study, StudyStatus.FAILED, "broken")
+    found.store.leases.acquire(study, f"{this_process()}0", 60.0)
+    if ended:
+        assert end_left(found, study) == []
+    else:
+        halt(found, study, "pause")
+        assert state.exists()
+        halt(found, study, "stop")
+    assert state.exists() is not in_campaign
     found.store.close()
 
 
