@@ -108,7 +108,7 @@ def _begun(home: Path, *words: str) -> subprocess.Popen[bytes]:
     until = time.monotonic() + 120
     while running.poll() is None and time.monotonic() < until:
         trials = set(home.glob("studies/*/trials")) - before
-        if trials and any(next(iter(trials)).glob("*/*/*/lock")):
+        if trials and any(next(iter(trials)).glob("*/*/*/pid")):
             return running
         time.sleep(0.05)
     running.kill()
