@@ -66,7 +66,7 @@ FORK_ADVICE = {
     "tools_changed": "the tools or template settings change between calls",
     "template_rewrites_history": "the model's own template drops or changes earlier turns (stripped reasoning)",
     "template_changes_message": "the template renders the answer differently from how it was sampled",
-    "stop_string_cut": "a stop string was cut off the answer, so the agent sends the answer back without it",
+    "stop_string_cut": "a stop string or stop token was cut off the answer, so the agent sends the answer back without it",
     "not_only_text": "messages with images or other parts are not continued token by token",
 }
 

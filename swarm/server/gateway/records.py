@@ -197,7 +197,7 @@ class Records:
             prompt_ids=call.prompt_ids,
             rendered=rendered,
             sampled_ids=call.sampled_ids,
-            stopped=isinstance(call.answer["choices"][0].get("stop_reason"), str),
+            stopped=_stopped(call),
         )
 
 
@@ -207,6 +207,12 @@ def _mask(choice: SampledChoice) -> SamplingMask | None:
     if not ids or len(rows) != len(ids) or not all(map(allows, rows, ids)):
         return None
     return SamplingMask.of(rows)
+
+
+def _stopped(call: RecordedCall) -> bool:
+    """True if the choice ended at a stop string or a stop token that the client named, rather than at the model's own end token."""
+    reason, tokens = call.answer["choices"][0].get("stop_reason"), call.request.get("stop_token_ids")
+    return isinstance(reason, str) or (isinstance(tokens, list) and reason in tokens)
 
 
 def _ended(generation: Generation, choice: SampledChoice | None) -> bool:

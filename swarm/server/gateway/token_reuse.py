@@ -62,7 +62,7 @@ class EarlierCall:
     rendered: list[int]
     sampled_ids: list[int]
     stopped: bool = False
-    """Whether the choice ended at a stop string, which the answer does not show."""
+    """Whether the choice ended at a stop string or stop token of the client's, which the answer does not show."""
 
     @cached_property
     def normal_sent(self) -> list[dict[str, Any]]:
@@ -167,7 +167,7 @@ class TokenReuse:
             return None
         end = _find(full, closing, start)
         while end is not None:
-            if self._says_what_was_sampled(parent, full[start:end]):
+            if self._says_what_was_sampled(parent, full[start:end], closing):
                 return end
             # The answer itself may contain the closing tokens: try later matches until the answer gets too long.
             if end - start > len(parent.sampled_ids) * 2 + 64:
@@ -175,13 +175,15 @@ class TokenReuse:
             end = _find(full, closing, end + 1)
         return None
 
-    def _says_what_was_sampled(self, parent: EarlierCall, body: list[int]) -> bool:
-        """True if `body` equals the sampled answer, as ids or as text, with or without the token that ended the answer."""
-        sampled = parent.sampled_ids
-        if body in (sampled, sampled[:-1]):
+    def _says_what_was_sampled(self, parent: EarlierCall, body: list[int], closing: list[int]) -> bool:
+        """True if `body` equals the sampled answer, as ids or as text, with or without the token with which the model ended it."""
+        sampled = [parent.sampled_ids]
+        if not parent.stopped or parent.sampled_ids[-1:] == closing[:1]:
+            sampled.append(parent.sampled_ids[:-1])
+        if body in sampled:
             return True
         text = normal_text(self._decode(body))
-        return any(text == normal_text(self._decode(ids)) for ids in (sampled, sampled[:-1]))
+        return any(text == normal_text(self._decode(ids)) for ids in sampled)
 
     async def _why_not(self, parent: EarlierCall, full: list[int], closing: list[int], render: Render) -> ForkCause:
         alone = await render([*parent.messages, parent.answer], False)

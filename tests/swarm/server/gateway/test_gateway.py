@@ -86,6 +86,29 @@ def tool() -> dict[str, Any]:
     return {"type": "function", "function": {"name": "say", "parameters": parameters}}
 
 
+class StopTokenEngine(EchoEngine):
+    """Stops at the tokens of the given strings, as vLLM does for `stop_token_ids`."""
+
+    async def sample(self, request: SampleRequest) -> Sampled:
+        sampled = await super().sample(request)
+        sampled.answer["choices"][0]["stop_reason"] = sampled.choices[0].sampled_ids[-1]
+        return sampled
+
+
+@pytest.mark.parametrize("engine", [EchoEngine(model="echo"), StopTokenEngine(model="echo")], ids=["string", "token"])
+def test_a_stop_of_one_token_that_the_client_was_not_shown_is_not_in_its_next_prompt(
+    serve: Callable[[Engine], AbstractContextManager[Served]], engine: EchoEngine
+) -> None:
+    with serve(engine) as served:
+        episode = served.claim()
+        said = episode.raw(body(stop=["e"], stop_token_ids=[ord("e")])).raise_for_status().json()["choices"][0]
+        assert "e" not in said["message"]["content"]
+        episode.raw(body(messages=[*ASK, said["message"], *ASK])).raise_for_status()
+        first, second = episode.trace().calls
+    assert first.sampled_ids[-1] == ord("e")
+    assert (second.parent_call_id, second.fork_cause) == (None, "stop_string_cut")
+
+
 def test_agents_are_named_by_header_or_by_model(served: Served) -> None:
     episode = served.claim()
     episode.raw(body(), **{"X-Agent-Name": "judge"}).raise_for_status()

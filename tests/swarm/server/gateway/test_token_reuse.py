@@ -233,6 +233,22 @@ async def test_an_answer_that_was_cut_at_a_stop_string_forks_and_says_so() -> No
     assert (prompt.parent_call_id, prompt.fork_cause) == (None, ForkCause.STOP_STRING_CUT)
 
 
+async def test_a_stop_string_of_one_token_is_not_in_the_next_prompt() -> None:
+    talk = await first_turn("ca", spelt("ca#"))
+    talk.calls[0] = replace(talk.calls[0], stopped=True)
+    prompt = await talk.ask([USER, assistant("ca"), AGAIN])
+    assert (prompt.parent_call_id, prompt.fork_cause) == (None, ForkCause.STOP_STRING_CUT)
+
+
+@pytest.mark.parametrize("sampled", [[*spelt("ca"), END], spelt("ca#")])
+async def test_a_stop_that_the_template_writes_too_or_that_the_agent_sends_back_is_no_fork(sampled: list[int]) -> None:
+    shown = decode(sampled).removesuffix("<|end|>")
+    talk = await first_turn(shown, sampled)
+    talk.calls[0] = replace(talk.calls[0], stopped=True)
+    prompt = await talk.ask([USER, assistant(shown), AGAIN])
+    assert (prompt.parent_call_id, prompt.fork_cause) == ("call-0", None)
+
+
 async def test_other_tools_fork() -> None:
     conversation = await first_turn()
     prompt = await conversation.ask([USER, assistant("cab"), AGAIN], tools=[TOOL])
