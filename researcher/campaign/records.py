@@ -31,10 +31,12 @@ JOINED = "joined"
 """Kind of journal entry: a further instrument belongs to the campaign from the next decision on."""
 
 
-def observe(store: Store, campaign_id: str, seq: int | None = None, *, heard: int | None = None) -> Seen:
+def observe(
+    store: Store, campaign_id: str, seq: int | None = None, *, heard: int | None = None, begun: bool = True
+) -> Seen:
     """Build the input of the next decision, or of decision `seq`. All earlier studies must have ended.
 
-    `heard` is the number of the last journal entry that the decision read. None means the whole journal.
+    `heard` is the number of the last journal entry that the decision read. None means the whole journal. For `begun` see `Seen`.
     """
     record = store.campaigns.get(campaign_id)
     decisions = [each for each in store.campaigns.decisions(campaign_id) if seq is None or each.seq < seq]
@@ -42,8 +44,9 @@ def observe(store: Store, campaign_id: str, seq: int | None = None, *, heard: in
     lines = store.campaigns.events(campaign_id, *_WORDS, UNDECIDED, WRITING, JOINED)
     events = [event for event in lines if heard is None or event.seq <= heard]
     aims = aims_on_record(record, events)
-    studies = [_study(store, aims, each) for each in decisions if each.action in STUDIES]
-    return seen_of(record, number, studies, store.campaigns.hypotheses(campaign_id, before=number), events, decisions)
+    studies = [_study(store, aims, each, begun=begun) for each in decisions if each.action in STUDIES]
+    hypotheses = store.campaigns.hypotheses(campaign_id, before=number)
+    return seen_of(record, number, studies, hypotheses, events, decisions, begun=begun)
 
 
 def seen_of(
@@ -53,6 +56,8 @@ def seen_of(
     hypotheses: Sequence[HypothesisRecord],
     events: Sequence[CampaignEvent],
     decisions: Sequence[DecisionRecord],
+    *,
+    begun: bool = False,
 ) -> Seen:
     """Build the input of a decision. Pure.
 
@@ -82,6 +87,7 @@ def seen_of(
         left=left_of(limits_of(goal, events), studies, calls_of(decisions, events)),
         said=tuple(_said(event, aim) for event in events if event.kind in _WORDS),
         heard=max((event.seq for event in events), default=0),
+        begun=begun,
     )
 
 
@@ -199,13 +205,13 @@ def _fate(study: StudySeen) -> tuple[Fate, str]:
     return verdict, f"{study.study} found it {verdict}"
 
 
-def _study(store: Store, aims: Sequence[Aim], decision: DecisionRecord) -> StudySeen:
-    """Build the row of a study that has ended. `aims` starts with the aim on the first instrument."""
+def _study(store: Store, aims: Sequence[Aim], decision: DecisionRecord, *, begun: bool) -> StudySeen:
+    """Build the row of a study that has ended. `aims` starts with the aim on the first instrument. For `begun` see `Seen`."""
     assert decision.study_id is not None
     study = store.studies.get(decision.study_id)
     plan = Plan.model_validate_json(decision.plan or "") if study.plan_version is None else store.plans.get(study.id)
     aim = next((each for each in aims if each.instrument == plan.instrument), aims[0])
-    trials: list[TrialRecord] = store.trials.all(study.id, series=())
+    trials: list[TrialRecord] = [each for each in store.trials.all(study.id, series=()) if each.attempt or not begun]
     verdicts: list[VerdictRecord] = store.verdicts.all(study.id)
     spent = {budget.kind: budget.spent for budget in store.budgets.all(study.id)}
     return study_seen(

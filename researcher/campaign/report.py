@@ -39,6 +39,8 @@ REPORT = "report"
 HELD_OUT = "held_out"
 """Field of that entry: whether the answer says how confirmed arms score on held-out tasks. Reports of earlier versions do not say
 so."""
+BEGUN = "begun"
+"""Field of that entry: whether only trials that began are counted (see `Seen`)."""
 WORDING = "wording"
 """Field of that entry: `campaign_wording` of the version that wrote the report. Earlier versions did not record it."""
 _SCORES: Mapping[MetricKind, str] = {"heldout_accuracy": "accuracy", "heldout_reward": "reward"}
@@ -114,11 +116,12 @@ def campaign_page(
     status: CampaignStatus | None = None,
     reason: str | None = None,
     held_out: bool = True,
+    begun: bool = True,
 ) -> CampaignPage:
-    """Collect all data of the report. Pass `status` and `reason` if they are about to be recorded. For `held_out` see
-    `HELD_OUT`."""
+    """Collect all data of the report. Pass `status` and `reason` if they are about to be recorded. For `held_out` and `begun` see
+    `HELD_OUT` and `BEGUN`."""
     record = store.campaigns.get(campaign_id)
-    decisions, seen = store.campaigns.decisions(campaign_id), observe(store, campaign_id)
+    decisions, seen = store.campaigns.decisions(campaign_id), observe(store, campaign_id, begun=begun)
     hypotheses = store.campaigns.hypotheses(campaign_id)
     by_seq = {study.seq: study for study in seen.studies}
     ended = status or record.status
@@ -158,7 +161,8 @@ def write_campaign_report(
     digests = {name: digest(text.encode()) for name, text in files.items()}
     earlier = store.campaigns.events(campaign_id, REPORT)
     if not earlier or earlier[-1].detail["files"] != digests:
-        written = {"files": digests, "status": status, "reason": reason, HELD_OUT: True, WORDING: campaign_wording()}
+        made_with = {HELD_OUT: True, BEGUN: True, WORDING: campaign_wording()}
+        written = {"files": digests, "status": status, "reason": reason, **made_with}
         store.campaigns.record(campaign_id, REPORT, written)
     return folder
 

@@ -166,6 +166,8 @@ class Seen(StrictModel):
     problems: tuple[str, ...] = ()
     """Problems of every proposal of this decision so far."""
     others: Annotated[tuple[Aim, ...], Field(exclude_if=lambda aims: not aims)] = ()
+    begun: Annotated[bool, Field(exclude_if=lambda begun: not begun)] = False
+    """Whether only trials that began are counted. In decisions of earlier versions, those that were merely planned count too."""
 
     def canonical(self) -> str:
         """Return the canonical JSON: sorted keys, no white space."""
@@ -337,6 +339,7 @@ def study_seen(
 
     Args:
         aim: the aim on its instrument.
+        trials: the trials that count.
         status: the study's status when it ended.
         reason: why it ended.
         spent: amounts spent, by kind of budget.

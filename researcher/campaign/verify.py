@@ -19,7 +19,7 @@ from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.honesty import ALPHA, alpha_of
 from researcher.campaign.new_instrument import WRITTEN, Making, code_of
 from researcher.campaign.records import JOINED, observe
-from researcher.campaign.report import HELD_OUT, REPORT, WORDING, campaign_page, campaign_wording, rendered
+from researcher.campaign.report import BEGUN, HELD_OUT, REPORT, WORDING, campaign_page, campaign_wording, rendered
 from researcher.campaign.seen import Seen
 from researcher.models import CONFIRMING, CampaignEvent, DecisionRecord
 from researcher.report.writer import digest, numbers_in
@@ -68,7 +68,7 @@ def _input(store: Store, campaign_id: str, decision: DecisionRecord) -> Iterator
     if kept.digest() != decision.saw_digest:
         yield f"decision {decision.seq}: its recorded input no longer matches the hash it was recorded with"
         return
-    again = observe(store, campaign_id, decision.seq, heard=kept.heard)
+    again = observe(store, campaign_id, decision.seq, heard=kept.heard, begun=kept.begun)
     if again.digest() != decision.saw_digest:
         told, made = kept.model_dump(), again.model_dump()
         parts = ", ".join(name for name in told | made if told.get(name) != made.get(name))
@@ -156,7 +156,8 @@ def _report(store: Store, campaign_id: str, folder: Path) -> Iterator[str]:
         yield "no report was written yet; `researcher campaign report` writes one"
         return
     reworded = written[-1].detail.get(WORDING) != campaign_wording()
-    again = rendered(campaign_page(store, campaign_id, held_out=bool(written[-1].detail.get(HELD_OUT))))
+    held_out, begun = (bool(written[-1].detail.get(name)) for name in (HELD_OUT, BEGUN))
+    again = rendered(campaign_page(store, campaign_id, held_out=held_out, begun=begun))
     for name, kept in written[-1].detail["files"].items():
         file = folder / name
         if not file.exists():

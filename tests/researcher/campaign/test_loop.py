@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from researcher.campaign.loop import CampaignLoop, Rest
 from researcher.campaign.people import approve, waits_for_a_person
 from researcher.campaign.proposals import Proposal
 from researcher.campaign.records import observe
+from researcher.campaign.report import REPORT, campaign_page
 from researcher.campaign.verify import verify_campaign
 from researcher.models import CampaignStatus, StudyStatus
 from researcher.store.errors import WrongState
@@ -146,6 +148,48 @@ async def test_a_vetoed_study_stops_and_the_next_decision_knows_why(tmp_path: Pa
     assert made.store.studies.get(first.study_id).status is StudyStatus.STOPPED
     assert decisions[1].saw["said"][0]["words"] == "temperature must not be touched"
     assert observe(made.store, made.id).hypotheses[0].status == "dropped"
+    assert verify_campaign(made.store, made.id, made.folder / made.id) == []
+
+
+def _plans_trials_that_never_begin(made: MadeUpCampaign) -> None:
+    """Its first study is vetoed once all its trials are planned."""
+
+    def veto(study_id: str) -> None:
+        made.runner.before = lambda study_id: None
+        plan = Plan.model_validate_json(made.store.campaigns.decisions(made.id)[0].plan or "")
+        made.store.plans.save(study_id, plan)
+        made.store.trials.ensure(study_id, plan.stages[0].id, [(arm.name, 0) for arm in plan.arms])
+        made.store.campaigns.veto(made.id, "not this", "ada")
+
+    made.runner.before = veto
+
+
+async def test_trials_that_never_began_are_not_charged(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, budget={"trials": 80})
+    _plans_trials_that_never_begin(made)
+    await made.carry_out()
+    decisions = made.store.campaigns.decisions(made.id)
+    assert made.store.trials.all(decisions[0].study_id or "")
+    [stopped] = decisions[1].saw["studies"]
+    assert (stopped["trials"], stopped["arms"]) == (0, [])
+    assert decisions[1].saw["left"]["trials"] == 80
+    assert verify_campaign(made.store, made.id, made.folder / made.id) == []
+
+
+async def test_decisions_and_reports_that_charged_planned_trials_still_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeUpCampaign(tmp_path, budget={"trials": 80})
+    _plans_trials_that_never_begin(made)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("researcher.campaign.loop.observe", partial(observe, begun=False))
+        earlier.setattr("researcher.campaign.report.campaign_page", partial(campaign_page, begun=False))
+        earlier.setattr("researcher.campaign.report.BEGUN", "written later")
+        await made.carry_out()
+    decisions = made.store.campaigns.decisions(made.id)
+    assert "begun" not in decisions[1].saw
+    assert decisions[1].saw["left"]["trials"] < 80
+    assert "begun" not in made.store.campaigns.events(made.id, REPORT)[-1].detail
     assert verify_campaign(made.store, made.id, made.folder / made.id) == []
 
 
