@@ -15,6 +15,7 @@ from researcher.models import (
     DecisionRecord,
     Fate,
     HypothesisRecord,
+    LlmCall,
     StudyStatus,
     TrialRecord,
     VerdictRecord,
@@ -25,6 +26,8 @@ from researcher.study.plan import Plan
 WRITING, UNWRITTEN = "writing", "unwritten"
 """Kinds of journal entries: an LLM call to write an instrument, and a failed attempt (see `researcher.campaign.new_instrument`)."""
 _WORDS = ("told", "vetoed", "amended", "answered", UNWRITTEN)
+ASKING = "asking"
+"""Kind of journal entry: an LLM call for a decision, recorded as soon as it is answered. `heard` is that of the decision's input."""
 UNDECIDED = "undecided"
 """Kind of journal entry: the strategist was asked but gave no decision."""
 JOINED = "joined"
@@ -41,12 +44,43 @@ def observe(
     record = store.campaigns.get(campaign_id)
     decisions = [each for each in store.campaigns.decisions(campaign_id) if seq is None or each.seq < seq]
     number = seq or len(decisions) + 1
-    lines = store.campaigns.events(campaign_id, *_WORDS, UNDECIDED, WRITING, JOINED)
-    events = [event for event in lines if heard is None or event.seq <= heard]
+    events = entries_read(store, campaign_id, number, heard=heard)
     aims = aims_on_record(record, events)
     studies = [_study(store, aims, each, begun=begun) for each in decisions if each.action in STUDIES]
     hypotheses = store.campaigns.hypotheses(campaign_id, before=number)
     return seen_of(record, number, studies, hypotheses, events, decisions, begun=begun)
+
+
+def entries_read(store: Store, campaign_id: str, number: int, *, heard: int | None = None) -> list[CampaignEvent]:
+    """Return the journal entries that decision `number` reads. For `heard` see `observe`.
+
+    They leave out the LLM calls made for this decision from its newest input: a conversation is saved under its input, so it could not
+    continue after a crash if its own calls changed that. They count once another entry has changed the input, or with the decision.
+    """
+    lines = store.campaigns.events(campaign_id, *_WORDS, UNDECIDED, WRITING, JOINED, ASKING)
+    lines = [event for event in lines if heard is None or event.seq <= heard]
+    newest = max((event.seq for event in lines if event.kind != ASKING), default=0)
+    return [
+        event
+        for event in lines
+        if event.kind != ASKING or event.detail["decision"] < number or event.detail["heard"] < newest
+    ]
+
+
+def keep_call(store: Store, campaign_id: str, seen: Seen, call: LlmCall) -> None:
+    """Record an LLM call for the decision with this input, so that it is counted even if the worker is killed."""
+    detail = {"decision": seen.seq, "heard": seen.heard, "llm_calls": [call.model_dump(mode="json")]}
+    store.campaigns.record(campaign_id, ASKING, detail)
+
+
+def kept_calls(store: Store, campaign_id: str, seen: Seen) -> list[LlmCall]:
+    """Return the recorded LLM calls for the decision with this input."""
+    own = [
+        event.detail
+        for event in store.campaigns.events(campaign_id, ASKING)
+        if (event.detail["decision"], event.detail["heard"]) == (seen.seq, seen.heard)
+    ]
+    return [LlmCall.model_validate(call) for detail in own for call in detail["llm_calls"]]
 
 
 def seen_of(
@@ -143,11 +177,11 @@ def limits_of(goal: CampaignGoal, events: Sequence[CampaignEvent]) -> dict[str, 
 def calls_of(decisions: Sequence[DecisionRecord], events: Sequence[CampaignEvent]) -> list[dict[str, Any]]:
     """Return every call of the strategist's LLM once, including calls that wrote instruments.
 
-    Calls of a postponed decision may be recorded twice: in the journal, and with the decision that was made later.
+    Most calls are recorded twice: in the journal, and with the decision that was made in the end.
     """
     found = [call for each in decisions for call in each.llm_calls]
     for event in events:
-        if event.kind in (UNDECIDED, WRITING):
+        if event.kind in (UNDECIDED, WRITING, ASKING):
             found += [call for call in event.detail["llm_calls"] if call not in found]
     return found
 

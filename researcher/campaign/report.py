@@ -16,7 +16,7 @@ from researcher.analysis.metrics import MetricMissing, Series, finals
 from researcher.campaign.builtin import words_of
 from researcher.campaign.goal import Aim, CampaignGoal, changed
 from researcher.campaign.new_instrument import WRITTEN, Making
-from researcher.campaign.records import JOINED, UNDECIDED, UNWRITTEN, WRITING, calls_of, fates_of, observe
+from researcher.campaign.records import JOINED, UNWRITTEN, calls_of, entries_read, fates_of, observe
 from researcher.campaign.seen import EffectSeen, Said, Seen, StudySeen, View, key_of
 from researcher.instruments.instrument import Metric, MetricKind, Scalar
 from researcher.instruments.levels import level_text
@@ -125,8 +125,8 @@ def campaign_page(
     hypotheses = store.campaigns.hypotheses(campaign_id)
     by_seq = {study.seq: study for study in seen.studies}
     ended = status or record.status
-    events = store.campaigns.events(campaign_id, *_MAKING, UNDECIDED, WRITING)
-    calls = calls_of(decisions, events)
+    events = store.campaigns.events(campaign_id, *_MAKING)
+    calls = calls_of(decisions, entries_read(store, campaign_id, seen.seq))
     return CampaignPage(
         record=record,
         goal=CampaignGoal.model_validate(record.goal),

@@ -15,7 +15,7 @@ from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
 from researcher.campaign.new_instrument import check_approved
 from researcher.campaign.planning import CampaignPlanner, InstrumentPlanner
-from researcher.campaign.records import JOINED, folders_of
+from researcher.campaign.records import JOINED, folders_of, keep_call, kept_calls
 from researcher.campaign.strategist import Strategist
 from researcher.cli.instrument_llm import writer_of
 from researcher.cli.request import campaign_llm
@@ -192,4 +192,6 @@ def strategist_of(
         evidence=StoreEvidence(store, lambda name: planner.on(name).folder.instrument, options.engine == "echo"),
         checkpoints=default_url(),
         tell=say,
+        keep=lambda seen, call: keep_call(store, seen.campaign, seen, call),
+        kept=lambda seen: kept_calls(store, seen.campaign, seen),
     )

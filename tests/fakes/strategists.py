@@ -12,7 +12,7 @@ from researcher.campaign.builtin import proposals
 from researcher.campaign.llm.evidence import StoreEvidence
 from researcher.campaign.llm.strategist import LlmStrategist
 from researcher.campaign.proposals import Proposal
-from researcher.campaign.records import observe
+from researcher.campaign.records import keep_call, kept_calls, observe
 from researcher.campaign.seen import Seen
 from researcher.llm.endpoint import Endpoint, LlmSettings
 from tests.fakes.campaign import MadeUpCampaign
@@ -61,6 +61,8 @@ def strategist(
         evidence=StoreEvidence(made.store, lambda name: instrument().instrument, on_echo=False),
         checkpoints=made.store.url if kept else None,
         tell=made.told.append,
+        keep=lambda seen, call: keep_call(made.store, made.id, seen, call),
+        kept=lambda seen: kept_calls(made.store, made.id, seen),
     )
 
 

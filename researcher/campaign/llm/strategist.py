@@ -23,8 +23,11 @@ T = TypeVar("T")
 class LlmStrategist:
     """Proposes steps by asking an LLM.
 
-    `checkpoints` is the URL of a database in which each decision's conversation is saved, so that no answer is paid for twice. None
-    saves nothing.
+    Args:
+        checkpoints: URL of a database in which each decision's conversation is saved, so that no answer is paid for twice. None saves
+            nothing.
+        keep: records each new call for the decision with this input.
+        kept: returns those that were recorded, also by a process that was killed.
     """
 
     def __init__(
@@ -37,6 +40,8 @@ class LlmStrategist:
         evidence: Evidence,
         checkpoints: str | None,
         tell: Callable[[str], None] = lambda _: None,
+        keep: Callable[[Seen, LlmCall], None] = lambda seen, call: None,
+        kept: Callable[[Seen], list[LlmCall]] = lambda seen: [],
     ) -> None:
         self._endpoint = endpoint
         self._settings = settings
@@ -45,6 +50,10 @@ class LlmStrategist:
         self._evidence = evidence
         self._checkpoints = checkpoints
         self._tell = tell
+        self._keep = keep
+        self._kept = kept
+        self._recorded: list[LlmCall] = []
+        """Calls for the current decision's input that were recorded before. Some may be in no saved conversation."""
         self._calls: dict[str, list[LlmCall]] = {}
         """LLM calls of the current decision, by conversation thread. Each attempt has its own thread."""
         self._earlier: dict[str, Conversation] = {}
@@ -64,6 +73,7 @@ class LlmStrategist:
         subject = NextStep(seen, self._planner, self._evidence)
         conversation = Conversation(subject, self._checkpoints, thread, purpose=f"decision {seen.seq}")
         self._earlier[thread] = conversation
+        self._recorded = await _apart(lambda: self._kept(seen))
         at = await _apart(conversation.begin)
         calls = self._calls[thread] = [LlmCall.model_validate(each) for each in at.calls]
         try:
@@ -83,18 +93,28 @@ class LlmStrategist:
 
     def calls(self) -> list[LlmCall]:
         """Return the calls since this was last called, including those of a process that was killed before the decision was written."""
-        found = [call for calls in self._calls.values() for call in calls]
-        self._calls = {}
+        found = self._paid()
+        self._calls, self._recorded = {}, []
         return found
+
+    def _paid(self) -> list[LlmCall]:
+        """Return all calls for the current decision, starting with those that are in no conversation."""
+        found = [call for calls in self._calls.values() for call in calls]
+        return [*(call for call in self._recorded if call not in found), *found]
 
     async def _to_the_end(self, conversation: Conversation, at: Standing, calls: list[LlmCall], seen: Seen) -> Standing:
         """Ask the LLM until the conversation has an outcome or is given up. Raises: LlmUnusable, LlmSpent."""
-        purse = Purse.of(call for each in self._calls.values() for call in each)
+        purse = Purse.of(self._paid())
+
+        def keep(call: LlmCall) -> None:
+            _add(calls, call)
+            self._keep(seen, calls[-1])
+
         asker = Asker(
             self._endpoint,
             within(self._settings, seen.left),
             self._clock,
-            keep=lambda call: _keep(calls, call),
+            keep=keep,
             tell=self._tell,
             purse=purse,
         )
@@ -148,7 +168,7 @@ def within(settings: LlmSettings, left: Left, paid: Purse | None = None) -> LlmS
     return settings
 
 
-def _keep(calls: list[LlmCall], call: LlmCall) -> None:
+def _add(calls: list[LlmCall], call: LlmCall) -> None:
     """Append a call. If it repeats the last request after an outage, leave its request out."""
     repeated = bool(calls) and calls[-1].answer is None and _asked_last(calls) == call.request
     calls.append(call.model_copy(update={"request": {}}) if repeated else call)

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from bench.made_up_studies import instrument
+from researcher.campaign import people
 from researcher.campaign.builtin import BuiltinStrategist
 from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.judging import judged
 from researcher.campaign.llm.prompt import MOST_TOKENS, cut, quoted
+from researcher.campaign.llm.strategist import LlmStrategist
 from researcher.campaign.llm.tools import ENDINGS, NextStep, tool_schemas
 from researcher.campaign.planning import CampaignPlanner, InstrumentPlanner
 from researcher.campaign.proposals import Proposal
@@ -28,7 +30,7 @@ from researcher.cli.request import campaign_llm
 from researcher.llm.asking import tokens_of
 from researcher.llm.endpoint import LlmOutage, LlmRefused, LlmUnusable
 from researcher.llm.replies import FORMS, Call, form_fields
-from researcher.models import CampaignStatus, StudyOptions
+from researcher.models import CampaignStatus, LlmCall, StudyOptions
 from researcher.refusals import PlanningRefused
 from tests.fakes.campaign import MadeUpCampaign
 from tests.fakes.scripted_llm import ScriptedLlm, called, completion, said
@@ -269,6 +271,68 @@ async def test_killed_between_answer_and_decision_it_neither_asks_nor_pays_again
     assert first.llm_calls[1]["request"]["messages"][-1]["role"] == "tool"
     assert first.llm_calls[1]["answer"] == proposing(EXPLORE)
     assert len(last.llm_calls) == 1
+
+
+def _dies_after(made: MadeUpCampaign, count: int) -> None:
+    """The process dies once the LLM has answered so often."""
+    strategist = made.strategist
+    assert isinstance(strategist, LlmStrategist)
+    real = strategist._keep
+
+    def keep(seen: Seen, call: LlmCall) -> None:
+        nonlocal count
+        real(seen, call)
+        count -= 1
+        if not count:
+            raise Killed
+
+    strategist._keep = keep
+
+
+_LOOK_UP = called(("instrument", {}), prompt_tokens=20_000, completion_tokens=100)
+_LAST = proposing(CONCLUDE, prompt_tokens=20_000, completion_tokens=100)
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_an_answer_that_was_paid_for_counts_although_its_process_was_killed(told: bool, tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, budget={"trials": 200, "llm_tokens": 200_000})
+    made.strategist = strategist(ScriptedLlm(_LOOK_UP), made)
+    _dies_after(made, 2)
+    with pytest.raises(Killed):
+        await made.carry_out()
+    assert verify_campaign(made.store, made.id, made.folder / made.id) == [
+        "no report was written yet; `researcher campaign report` writes one"
+    ]
+    if told:
+        people.tell(made.store, made.id, "go on", "ada")
+        assert observe(made.store, made.id).left.llm_tokens == 200_000 - 2 * 20_100
+    made.strategist = strategist(ScriptedLlm(_LAST), made)
+    assert (await made.carry_out()).status is CampaignStatus.DONE
+    assert observe(made.store, made.id).left.llm_tokens == 200_000 - 3 * 20_100
+    assert len(campaign_page(made.store, made.id).calls) == 3
+    [decision] = made.store.campaigns.decisions(made.id)
+    assert len(decision.llm_calls) == (1 if told else 3)
+    assert verify_campaign(made.store, made.id, made.folder / made.id) == []
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_a_limit_holds_over_processes_that_were_killed(told: bool, tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, budget={"trials": 200, "llm_tokens": 45_000})
+    asked = 0
+    while True:
+        llm = ScriptedLlm(_LOOK_UP)
+        made.strategist = strategist(llm, made)
+        _dies_after(made, 1)
+        try:
+            await made.carry_out()
+            break
+        except Killed:
+            asked += len(llm.asked)
+            assert asked < 10
+        if told:
+            people.tell(made.store, made.id, "go on", "ada")
+    assert asked == 2
+    assert made.store.campaigns.decisions(made.id)[-1].strategist == "rules"
 
 
 async def test_an_outage_beyond_patience_waits_and_the_same_question_is_asked_later(tmp_path: Path) -> None:
