@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NoReturn, Protocol
 
+from researcher.campaign.goal import Aim
 from researcher.campaign.proposals import Proposal
-from researcher.campaign.seen import Seen
+from researcher.campaign.seen import Left, Seen
 from researcher.models import LlmCall
 
 
@@ -41,3 +43,23 @@ class Strategist(Protocol):
 
     def calls(self) -> list[LlmCall]:
         """Return the LLM calls since this method was last called, with raw answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlmAway:
+    """Stands for a campaign's LLM where it cannot be asked: whatever needs the LLM waits, for the given reason."""
+
+    reason: str
+    name: ClassVar[str] = "llm"
+
+    async def propose(self, seen: Seen) -> NoReturn:
+        raise StrategistAway(self.reason)
+
+    def calls(self) -> list[LlmCall]:
+        return []
+
+    async def write(
+        self, words: str, aims: Sequence[Aim], left: Left, kept: Sequence[LlmCall], keep: Callable[[LlmCall], None]
+    ) -> NoReturn:
+        """Stand for its writing of instruments (`InstrumentWriter`)."""
+        raise StrategistAway(self.reason)

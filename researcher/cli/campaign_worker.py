@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from foundation.clock import Clock, SystemClock
 from researcher.campaign.builtin import BuiltinStrategist
 from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
-from researcher.campaign.new_instrument import check_approved
+from researcher.campaign.new_instrument import InstrumentWriter, check_approved
 from researcher.campaign.planning import CampaignPlanner, InstrumentPlanner
 from researcher.campaign.records import JOINED, folders_of, keep_call, kept_calls
-from researcher.campaign.strategist import Strategist
+from researcher.campaign.strategist import LlmAway, Strategist
 from researcher.cli.instrument_llm import writer_of
 from researcher.cli.request import campaign_llm
 from researcher.cli.worker import in_words, wind_up, work_on
@@ -25,7 +25,7 @@ from researcher.environments import Draw, check_tasks, interpreter, rehearsed
 from researcher.executor.errors import ExecutorError, InstrumentChanged
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, open_instrument
-from researcher.models import Notice, StudyOptions, StudyStatus
+from researcher.models import PERSON, RULES, DecisionRecord, Notice, StudyOptions, StudyStatus
 from researcher.notify.campaign_watch import CampaignWatch
 from researcher.notify.sink import sinks_of
 from researcher.ownership import owned
@@ -75,7 +75,7 @@ async def work_on_campaign(
 
     async with owned(home.store, campaign_id, clock) as store:
         record = store.campaigns.get(campaign_id)
-        goal = CampaignGoal.model_validate(record.goal)
+        goal = goal_as_led(CampaignGoal.model_validate(record.goal), store.campaigns.decisions(campaign_id))
 
         def opened(name: str) -> InstrumentPlanner:
             joined = store.campaigns.events(campaign_id, JOINED)
@@ -84,13 +84,22 @@ async def work_on_campaign(
             return planner_of(home.root, store, record.options, folder)
 
         planner = CampaignPlanner(opened)
-        strategist = strategist_of(goal, store, planner, record.options, clock, view.say)
+        strategist: Strategist
+        write: InstrumentWriter | None
+        try:
+            strategist = strategist_of(goal, store, planner, record.options, clock, view.say)
+            write = writer_of(home, goal, campaign_llm(goal), view.say)
+        except PlanningRefused as error:  # it began with an LLM, which this process may lack: the daemon, for example
+            away = LlmAway(
+                f"the LLM that leads this campaign cannot be asked here: {error} (a daemon has the environment in which it was started); "
+                "then run `researcher campaign resume`"
+            )
+            strategist, write = away, away.write
         view.say(f"{campaign_id}: {goal.goal} (strategist: {strategist.name}); records in {home.root}")
 
         def notify(notice: Notice) -> None:
             store.notices.record(notice, goal.notify)
 
-        write = writer_of(home, goal, campaign_llm(goal), view.say)
         loop = CampaignLoop(
             store, strategist, planner, run_study, wind_up_study, clock, home.studies, view.say, notify, write
         )
@@ -164,6 +173,14 @@ def planner_of(
         check=lambda plan: check_tasks(plan, folder, python, draw),
         count_heldout=lambda most: int(draw(folder, python, [task], most, 0)[0]["heldout"]),
     )
+
+
+def goal_as_led(goal: CampaignGoal, decisions: Sequence[DecisionRecord]) -> CampaignGoal:
+    """Return the goal with the strategist that leads the campaign. Goals recorded by earlier versions may say `auto`."""
+    leads = [each.strategist for each in decisions if each.strategist not in (RULES, PERSON)]
+    if goal.strategist != "auto" or not leads:
+        return goal
+    return goal.model_copy(update={"strategist": "builtin" if leads[-1] == BuiltinStrategist().name else "llm"})
 
 
 def strategist_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,12 +139,21 @@ def _first(
 def check_not_pursued(home: Home, goal: CampaignGoal, engine: str, how: str) -> None:
     """Refuse a goal that an unfinished campaign already pursues. `how` says how to start another one anyway. Raises: SpecRefused."""
     for other in home.store.campaigns.all():
-        if not other.status.ended and other.goal == goal.document() and other.options.engine == engine:
+        if not other.status.ended and _is_same(goal.document(), other.goal) and other.options.engine == engine:
             raise SpecRefused("goal", f"{other.id} already pursues this goal; {how}")
 
 
+def _is_same(wanted: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
+    """Return whether this is the recorded goal. A goal that leaves the strategist open is the same whoever leads."""
+    return wanted == recorded or wanted == {name: part for name, part in recorded.items() if name != "strategist"}
+
+
 def record_campaign(home: Home, ready: ReadyGoal, *, carried: bool) -> str:
-    """Record the campaign; returns its id. `carried`: whether the daemon runs it."""
+    """Record the campaign; returns its id. `carried`: whether the daemon runs it.
+
+    The recorded goal names the strategist, since the campaign's workers may run in other environments than this one.
+    """
+    goal = {**ready.document["goal"], "strategist": "llm" if ready.first is None else "builtin"}
     schedule = {"timetable": ready.timetable.model_dump(mode="json"), "carried": carried}
     joined = [joining(aim, folder) for aim, folder in zip(ready.aims[1:], ready.folders[1:], strict=True)]
-    return home.store.campaigns.create(ready.document["goal"], ready.document["aim"], ready.options, schedule, joined)
+    return home.store.campaigns.create(goal, ready.document["aim"], ready.options, schedule, joined)

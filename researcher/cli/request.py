@@ -263,7 +263,7 @@ def campaign_llm(goal: CampaignGoal) -> LlmSettings | None:
     if settings is None and goal.strategist == "llm":
         raise PlanningRefused(
             "strategist: llm needs an LLM, and none is configured here; set RESEARCHER_LLM_MODEL and RESEARCHER_LLM_API_KEY or "
-            "RESEARCHER_LLM_BASE_URL, or set strategist: builtin"
+            "RESEARCHER_LLM_BASE_URL, or start with strategist: builtin"
         )
     unpriced = settings is not None and settings.price_in is None and settings.price_out is None
     if unpriced and goal.budget.money is not None:

@@ -25,12 +25,12 @@ from researcher.campaign.report import campaign_page
 from researcher.campaign.seen import ArmSeen, EffectSeen, HypothesisSeen, Said, Seen, StudySeen
 from researcher.campaign.strategist import IdeasSpent, StrategistAway, StrategistFailed
 from researcher.campaign.verify import verify_campaign
-from researcher.cli.campaign_worker import strategist_of
+from researcher.cli.campaign_worker import goal_as_led, strategist_of
 from researcher.cli.request import campaign_llm
 from researcher.llm.asking import tokens_of
 from researcher.llm.endpoint import LlmOutage, LlmRefused, LlmUnusable
 from researcher.llm.replies import FORMS, Call, form_fields
-from researcher.models import CampaignStatus, LlmCall, StudyOptions
+from researcher.models import CampaignStatus, DecisionRecord, LlmCall, StudyOptions
 from researcher.refusals import PlanningRefused
 from tests.fakes.campaign import MadeUpCampaign
 from tests.fakes.scripted_llm import ScriptedLlm, called, completion, said
@@ -491,3 +491,21 @@ def test_the_goal_says_who_leads_and_a_goal_that_cannot_be_kept_is_refused(
             campaign_llm(goal)
         return
     assert strategist_of(goal, made.store, planner, options, made.clock, made.told.append).name == expected
+
+
+def test_a_goal_of_an_earlier_version_is_led_by_whoever_decided_last() -> None:
+    open_goal = CampaignGoal.model_validate({"goal": "better", "instruments": ["simulation"], "budget": {"trials": 9}})
+    named = open_goal.model_copy(update={"strategist": "builtin"})
+
+    def led(goal: CampaignGoal, *leaders: str) -> str:
+        made = [
+            DecisionRecord(seq=n, saw_digest="", saw={}, strategist=name, action="ask", because="")
+            for n, name in enumerate(leaders, start=1)
+        ]
+        return goal_as_led(goal, made).strategist
+
+    assert led(open_goal) == "auto"
+    assert led(open_goal, "person") == "auto"
+    assert led(open_goal, "some-llm", "person") == "llm"
+    assert led(open_goal, "builtin", "rules") == "builtin"
+    assert led(named, "some-llm") == "builtin"

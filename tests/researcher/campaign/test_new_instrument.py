@@ -20,7 +20,7 @@ from researcher.campaign.proposals import Proposal
 from researcher.campaign.records import JOINED, UNWRITTEN, WRITING, observe
 from researcher.campaign.report import campaign_page
 from researcher.campaign.seen import Left
-from researcher.campaign.strategist import StrategistAway
+from researcher.campaign.strategist import LlmAway, StrategistAway
 from researcher.campaign.verify import verify_campaign
 from researcher.cli.instrument_llm import writer_of
 from researcher.home import Home
@@ -217,6 +217,19 @@ async def test_killed_at_any_line_it_is_neither_written_twice_nor_lost(tmp_path:
     assert len(writer.asked) == (2 if at == 1 else 1), "an answer that was recorded is not paid for again"
     assert [study.instrument for study in observe(made.store, made.id).studies] == ["written"]
     assert differences(made) == []
+
+
+async def test_it_waits_where_the_llm_that_is_to_write_it_cannot_be_asked(tmp_path: Path) -> None:
+    made = campaign(tmp_path)
+    made.write = LlmAway("no LLM here").write
+    outcome = await made.carry_out()
+    assert (outcome.status, outcome.reason) == (CampaignStatus.WAITING, "no LLM here")
+    assert lines(made, UNWRITTEN) == []
+    made.store.campaigns.record(made.id, UNWRITTEN, {"decision": 1, "words": "too hard", "by": ""})
+    made.strategist = LlmAway("no LLM here")
+    outcome = await made.carry_out()
+    assert (outcome.status, outcome.reason) == (CampaignStatus.WAITING, "no LLM here")
+    assert len(made.store.campaigns.decisions(made.id)) == 1
 
 
 @pytest.mark.parametrize(

@@ -372,6 +372,27 @@ def test_a_goal_that_a_campaign_pursues_already_is_started_once(
     assert said(capsys, 0, *asked, "--again")["campaign"] != first
 
 
+def test_a_campaign_that_began_with_an_llm_waits_where_there_is_none(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("researcher.schedule.daemon.ensure_daemon", lambda: None)
+    file = tmp_path / "goal.yaml"
+    file.write_text("goal: What learns fastest?\ninstruments: [arithmetic]\nbudget: {wall: 2h}\n")
+    monkeypatch.setenv("RESEARCHER_LLM_MODEL", "some-llm")
+    begun = said(capsys, 0, "start", str(file), "--detach")["campaign"]
+    monkeypatch.delenv("RESEARCHER_LLM_MODEL")
+    assert main(["campaign", "start", str(file), "--detach"]) == 2
+    assert f"{begun} already pursues this goal" in capsys.readouterr().err
+    assert main(["campaign", "resume", begun]) == 3
+    assert "cannot be asked here: strategist: llm needs an LLM" in capsys.readouterr().out
+    monkeypatch.setenv("RESEARCHER_LLM_PRICE_IN", "1")
+    found = said(capsys, 3, "status", begun)
+    assert (found["goal"]["strategist"], found["decisions"]) == ("llm", [])
+    other = said(capsys, 0, "start", str(file), "--detach", "--again")["campaign"]
+    monkeypatch.setenv("RESEARCHER_LLM_MODEL", "some-llm")
+    assert said(capsys, 3, "status", other)["goal"]["strategist"] == "builtin"
+
+
 def test_a_topic_makes_a_goal(home: Path, capsys: Capture) -> None:
     topic = "What makes GRPO learn one-digit sums fastest? Two hours."
     found = said(capsys, 0, "start", "--planner", "builtin", "--topic", topic, "--dry-run")
