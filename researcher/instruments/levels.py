@@ -59,10 +59,9 @@ def level_problem(factor: Factor, level: Scalar) -> str | None:
         return f"{factor.name} must be one of {', '.join(shown)}{more}, not {level}"
     if factor.type in ("text", "data"):
         return f"{factor.name} must be a text, not {level}" if not isinstance(level, str) else None
-    if isinstance(level, bool | str):
-        return f"{factor.name} takes numbers, not {level}"
-    if not _is_finite(level):
-        return f"{factor.name} takes no number as large as this"
+    if isinstance(level, bool | str) or not _is_finite(level):
+        too_large = isinstance(level, int) and not isinstance(level, bool)
+        return f"{factor.name} takes {'no number as large as this' if too_large else f'numbers, not {level}'}"
     if factor.type == "int" and level != int(level):
         return f"{factor.name} takes whole numbers, not {level:g}"
     if factor.share and not 0 < level < 1:
