@@ -82,10 +82,12 @@ class Gateway:
                 self._service.refused(key.episode_id, why_refused(error))
             raise
 
-    async def complete(self, dialect: str, key: EpisodeKey, body: JsonObject, headers: Headers) -> JsonObject:
+    async def complete(
+        self, dialect: str, key: EpisodeKey, body: JsonObject, headers: Headers
+    ) -> tuple[JsonObject, Callable[[], None]]:
         """Sample a whole answer. Cancelling this coroutine stops sampling and records the call as incomplete.
 
-        A failure of ours is recorded as such.
+        A failure of ours is recorded as such. Also returns a function to call once the answer was sent to its client.
 
         Raises: Refusal (lost lease, conflict, not_rolling when the server stops), RequestRefused, EngineDown.
         """
@@ -93,13 +95,13 @@ class Gateway:
         with self._recorded(request):
             await self._begin(request, headers)
             if request.answered_before is not None:
-                return request.answer(request.answered_before)
+                return request.answer(request.answered_before), request.delivered
             await self._while_open(
                 request.call, lambda: together([self._sample(request, each) for each in request.generations])
             )
             answer = request.answer(request.engine_answer())
             self._finish(request)
-            return answer
+            return answer, request.delivered
 
     async def stream(
         self, dialect: str, key: EpisodeKey, body: JsonObject, headers: Headers
@@ -117,6 +119,7 @@ class Gateway:
                 async with aclosing(self._frames(request, stream)) as frames:
                     async for frame in frames:
                         yield frame
+                request.delivered()
             except SwarmError as error:
                 if stream is None or not request.progress.shown:
                     raise

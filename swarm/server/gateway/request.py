@@ -91,6 +91,11 @@ class AgentRequest:
             outcome=outcome,
         )
 
+    def delivered(self) -> None:
+        """Note that the whole answer was sent to a client that was still connected."""
+        if self.attempt is not None:
+            self.attempt.delivered = True
+
     def release(self) -> None:
         """Wake the retries that wait for this request."""
         if self.attempt is not None:

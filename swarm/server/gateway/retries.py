@@ -1,8 +1,8 @@
 """Decides which requests get a recorded answer again, and which are sampled anew.
 
 A request with a known Idempotency-Key is a repetition. So is a request that the SDK marks as a retry, if every earlier
-request of the agent with the same body was answered: then the answer must have been lost on the way. If an earlier request
-has no answer, the retry replaces that request.
+request of the agent with the same body was answered, and an answer did not reach its client. If all did, the request that is
+retried never arrived here. If an earlier request has no answer, the retry replaces that request.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ _KEY_HEADER = "idempotency-key"
 
 @dataclass(slots=True)
 class Attempt:
-    """One open or answered request. `answer` stays None if the request failed or was cut off."""
+    """One open or answered request. `answer` stays None if the request failed or was cut off.
+
+    `delivered` is true if the whole answer was sent to a client that was still connected.
+    """
 
     body_hash: str
     key: str | None
     answer: dict[str, Any] | None = None
+    delivered: bool = False
     given_again: int = 0
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -72,8 +76,9 @@ class Retries:
             if episode.by_key.get(key) is known:
                 break  # it failed, and this request is the first to retry it
         attempts = episode.by_body.setdefault(asked, [])
-        if key is None and is_retry(headers) and attempts and all(attempt.answer is not None for attempt in attempts):
-            lost = min(reversed(attempts), key=lambda attempt: attempt.given_again)
+        undelivered = [attempt for attempt in attempts if not attempt.delivered]
+        if key is None and is_retry(headers) and undelivered and all(one.answer is not None for one in undelivered):
+            lost = min(reversed(undelivered), key=lambda attempt: attempt.given_again)
             lost.given_again += 1
             return lost, lost.answer
         attempt = Attempt(asked, key)

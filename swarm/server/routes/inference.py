@@ -92,7 +92,8 @@ class InferenceRoutes:
                 first = await wire.until_gone(request, _first(frames))
                 return wire.EventStream(frames, first=first)
             call = self.gateway.complete(dialect, key, body, request.headers)
-            return wire.answer_json(await wire.until_gone(request, call))
+            answer, delivered = await wire.until_gone(request, call)
+            return wire.WatchedAnswer(answer, delivered)
 
     def _card(self) -> dict[str, Any]:
         return {

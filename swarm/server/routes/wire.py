@@ -293,6 +293,22 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class WatchedAnswer(Response):
+    """A JSON response that calls `delivered` if the client is still connected when the body has been sent."""
+
+    def __init__(self, value: Any, delivered: Callable[[], None]) -> None:
+        super().__init__(orjson.dumps(value), media_type=_JSON)
+        self._delivered = delivered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        # Once the response is complete, the server also reports a disconnect for clients that are still connected.
+        if not await Request(scope, receive).is_disconnected():
+            self._delivered()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue

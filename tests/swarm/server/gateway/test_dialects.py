@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from swarm.protocol.episodes import RecordedCall
+from swarm.server.gateway.request import AgentRequest
 from tests.swarm.server.gateway.conftest import Episode, Served, assert_drawn_from_a_part
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"word": {"type": "string"}}}
@@ -659,10 +660,11 @@ def test_parallel_calls_of_every_dialect_are_all_recorded(served: Served) -> Non
     ],
 )
 def test_a_marked_retry_gets_the_lost_answer_in_its_dialect(
-    served: Served, path: str, fields: dict[str, Any], stream: bool
+    served: Served, path: str, fields: dict[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     episode = served.claim()
     body = {"model": "policy", "max_tokens": 20, "stream": stream} | fields
+    monkeypatch.setattr(AgentRequest, "delivered", lambda request: None)  # as where the connection broke
     lost = episode.raw(body, path=path).raise_for_status()
     known = len(episode.trace().calls)
     again = episode.raw(body, path=path, **{"x-stainless-retry-count": "1"}).raise_for_status()

@@ -7,7 +7,7 @@ import gzip
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,7 +20,9 @@ import pytest
 from swarm.engine.echo.engine import EchoEngine
 from swarm.engine.seam import Dialect, Engine, EngineDown, EngineHealth, Sampled, SampledEvent, SampleRequest
 from swarm.protocol.runspec import SamplingSpec
+from swarm.server.gateway.request import AgentRequest
 from swarm.server.gateway.sampling import recorded_sampling, with_defaults
+from swarm.server.routes import wire
 from tests.swarm.server.gateway.conftest import SPEC, Episode, Served
 
 ASK: list[Any] = [{"role": "user", "content": "Repeat red"}]
@@ -297,10 +299,47 @@ def test_an_empty_key_is_none(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_marked_retry_gets_the_lost_answer_and_an_equal_body_a_new_one(served: Served, stream: bool) -> None:
+def test_a_retry_of_a_request_that_never_arrived_gets_an_answer_of_its_own(served: Served, stream: bool) -> None:
+    episode = served.claim()
+    fields = body(stream=stream)
+    answers = [episode.raw(fields).raise_for_status() for _ in range(2)]
+    answers.append(episode.raw(fields, **{"x-stainless-retry-count": "1"}).raise_for_status())
+    assert len(episode.trace().calls) == 3
+    ids = {(events(answer)[0] if stream else answer.json())["id"] for answer in answers}
+    assert len(ids) == 3
+
+
+def test_an_answer_whose_client_is_gone_before_it_is_sent_is_given_again() -> None:
+    """The server only learns of some disconnects while it sends."""
+
+    async def sent(connected: bool) -> list[str]:
+        heard: list[str] = []
+
+        async def receive() -> dict[str, Any]:
+            if connected:
+                await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            heard.append(f"{message['type']} {message.get('more_body')}")
+
+        answer = wire.WatchedAnswer({"id": 1}, lambda: heard.append("delivered"))
+        await answer({"type": "http", "method": "POST", "path": "/", "headers": []}, receive, send)
+        return heard
+
+    parts = [f"http.response.{part}" for part in ("start None", "body True", "body False")]
+    assert asyncio.run(sent(connected=False)) == parts
+    assert asyncio.run(sent(connected=True)) == [*parts[:2], "delivered", parts[2]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_marked_retry_gets_the_lost_answer_and_an_equal_body_a_new_one(
+    served: Served, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     episode = served.claim()
     fields = body(stream=stream)
     first = episode.raw(fields).raise_for_status()
+    monkeypatch.setattr(AgentRequest, "delivered", lambda request: None)  # as where the connection broke
     lost = episode.raw(fields).raise_for_status()
     assert len(episode.trace().calls) == 2
     retried = episode.raw(fields, **{"x-stainless-retry-count": "1"}).raise_for_status()
