@@ -477,16 +477,16 @@ class AttemptRun:
             held_out, sampled = await interim(self._swarm, self._blueprint, self._work.plan.metrics)
             fresh += held_out
         moved = episodes > self._episodes or step > self._step
-        if moved:
+        if moved or fresh:
             record = self._store.trials.record_progress
             await asyncio.to_thread(record, self._work.study_id, self._trial.key, step, fresh, sampled)
         if step > self._step:
             self._moved_at = self._clock.monotonic()
         self._step, self._episodes, self._interim = step, episodes, self._interim | scored
-        if status is None or self._clock.monotonic() - self._counted_at >= self._limits.count_s:
-            await self._count_tokens(run_id)
         phase = "paused" if status is None else status.phase
         self._observe(Observation(phase=phase, step=step, episodes=episodes, fresh=tuple(fresh)))
+        if status is None or self._clock.monotonic() - self._counted_at >= self._limits.count_s:
+            await self._count_tokens(run_id)
         return moved
 
     def _scored(self, tasks: Sequence[TaskProgress]) -> set[int]:

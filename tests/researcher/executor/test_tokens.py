@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +15,7 @@ from bench.serving import ServerProcess
 from foundation.clock import SystemClock
 from researcher.cli.status import exit_code, status_json
 from researcher.conduct import Conduct
-from researcher.executor.attempts import TrialLimits
+from researcher.executor.attempts import AttemptRun, Observation, TrialLimits
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.tokens import KIND, TokenBudget, count_tokens
@@ -22,6 +25,7 @@ from researcher.models import BudgetState, StudyStatus, TrialRecord, TrialStatus
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
 from researcher.study.plan import Budget, Plan
+from swarm.protocol.episodes import TaskProgress
 from tests.fakes.example_plan import ARMS
 from tests.fakes.quiet import Quiet
 from tests.fakes.repeat_study import repeat_plan, repeat_setup
@@ -190,3 +194,68 @@ async def test_a_trial_that_does_not_fit_yet_waits_for_what_runs_beside_it(store
     assert {trial.status for trial in done} == {TrialStatus.DONE}
     begun = sorted((trial.started_at or 0.0, trial.ended_at or 0.0) for trial in done)
     assert begun[1][0] >= begun[0][1]
+
+
+class _Server:
+    """A server at step 2, which never answers how many tokens it counted."""
+
+    def __init__(self) -> None:
+        self.url = "http://a"
+        self.swarm = self
+        self.counted = asyncio.Event()
+        self.done = [TaskProgress(task_id="t", kind="train", step=None, ended=4)]
+
+    async def tasks(self, run_id: str) -> list[TaskProgress]:
+        return self.done
+
+    async def run(self, run_id: str, since_step: int) -> Any:
+        return SimpleNamespace(step=2, steps=[])
+
+    async def summary(self, **_: object) -> None:
+        self.counted.set()
+        await asyncio.Event().wait()
+
+
+def _attempt(store: Store, server: _Server, *, tokens: int, seen: list[Observation]) -> AttemptRun:
+    study, plan, (trial, *_) = _study(store, tokens)
+    _begin(store, study, trial)
+    work: Any = SimpleNamespace(study_id=study, plan=plan)
+    site, clients, budget = SimpleNamespace(main=server, beside={}), cast(Any, None), TokenBudget(store, study, plan)
+    check_halt, tell = (lambda: None), (lambda _: None)
+    attempt = AttemptRun(
+        work, trial, cast(Any, site), store, SystemClock(), LIMITS, check_halt, tell, clients, None, budget
+    )
+    attempt._observe = seen.append
+    attempt._number = 1
+    return attempt
+
+
+async def test_a_look_that_is_cut_off_while_it_counts_tokens_has_shown_its_progress(store: Store) -> None:
+    server, seen = _Server(), list[Observation]()
+    attempt = _attempt(store, server, tokens=PLENTY, seen=seen)
+    status: Any = SimpleNamespace(run_id="r", step=2, phase="rolling")
+    look = asyncio.create_task(attempt._note("r", status))
+    async with asyncio.timeout(60):
+        await server.counted.wait()
+    look.cancel()
+    await asyncio.gather(look, return_exceptions=True)
+    assert [each.step for each in seen] == [2]
+
+
+async def test_a_held_out_point_is_recorded_although_episodes_no_longer_count(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def held_out(*_: object) -> tuple[list[tuple[str, int, float]], tuple[()]]:
+        return [("heldout_reward", 2, 0.5)], ()
+
+    monkeypatch.setattr("researcher.executor.attempts.interim", held_out)
+    server = _Server()
+    attempt = _attempt(store, server, tokens=PLENTY, seen=[])
+    attempt._counted_at = math.inf
+    attempt._blueprint = cast(Any, SimpleNamespace(heldout=SimpleNamespace(tasks=1, interim=SimpleNamespace(tasks=1))))
+    status: Any = SimpleNamespace(run_id="r", step=2, phase="rolling")
+    await attempt._note("r", status)
+    server.done = [TaskProgress(task_id="t", kind="eval", step=2, ended=1)]  # the reward of the others was withdrawn
+    await attempt._note("r", status)
+    [trial, *_] = store.trials.all(attempt._work.study_id)
+    assert trial.series == {"heldout_reward": [(2, 0.5)]}
