@@ -533,6 +533,13 @@ class Service(DurableState):
         self._call_closed.set()
         return self.tell(lambda t: episodes.close_call(t, call, records, attempt))
 
+    def spec_of(self, episode_id: str) -> RunSpec:
+        """Return the run's spec at the config version of this open episode. Codes: not_found, lease_lost."""
+        live, run = self.state.live.get(episode_id), self.state.run
+        if live is None or run is None:
+            raise episodes.lost(self.reader.episode(episode_id), episode_id)
+        return run.specs[live.row.config_version]
+
     def attempted(self, episode_id: str, attempt: CallAttempt) -> None:
         """Note the outcome of a request that is not recorded."""
         self.tell(lambda t: episodes.attempted(t, episode_id, attempt))

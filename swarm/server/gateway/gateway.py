@@ -129,7 +129,7 @@ class Gateway:
                     yield frame
 
     async def count_tokens(self, dialect: str, key: EpisodeKey, body: JsonObject, headers: Headers) -> int:
-        """Count the tokens in a request's prompt, without sampling. Only failures of ours are recorded.
+        """Count the tokens in the prompt that this request would get as a call. Samples nothing; only failures of ours are recorded.
 
         Raises: the errors of `complete`.
         """
@@ -142,7 +142,8 @@ class Gateway:
             agent = agent_of(body, headers, self._engine.info.model, any_model=key.any_model)
             calls = (await self._service.trace(key.episode_id)).calls
             asked = rules.requests(body, calls)
-            count = await self._wait.ask(progress, partial(self._prompts.count, asked[0], calls))
+            wanted = with_defaults(asked[0], self._service.spec_of(key.episode_id).sampling, None)
+            count = await self._wait.ask(progress, partial(self._prompts.count, wanted, calls))
         except BaseException as error:  # record any failure, then raise it again
             if self._failures.why(progress, error) is not None or not is_refusal(error):
                 with suppress(Refusal):  # its episode is over, so the record is not needed

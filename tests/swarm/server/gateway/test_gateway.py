@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,7 +24,8 @@ from swarm.protocol.runspec import SamplingSpec
 from swarm.server.gateway.request import AgentRequest
 from swarm.server.gateway.sampling import recorded_sampling, with_defaults
 from swarm.server.routes import wire
-from tests.swarm.server.gateway.conftest import SPEC, Episode, Served
+from tests.swarm.server.gateway.conftest import SPEC, Episode, Served, served_by
+from tests.vllm_fixture import LoopThread
 
 ASK: list[Any] = [{"role": "user", "content": "Repeat red"}]
 
@@ -612,6 +614,26 @@ class EngineWithoutTemplate(EchoEngine):
             self.away -= 1
             raise EngineDown("restarting")
         return await super().render(dialect, body, add_generation_prompt=add_generation_prompt)
+
+
+class ThinkingTemplate(EchoEngine):
+    """Its template writes one token more for a prompt that asks for an answer without thoughts."""
+
+    async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
+        ids = await super().render(dialect, body, add_generation_prompt=add_generation_prompt)
+        thinks = (body.get("chat_template_kwargs") or {}).get("enable_thinking", True)
+        return ids if thinks or not add_generation_prompt else [*ids, ord(" ")]
+
+
+def test_the_tokens_of_a_prompt_are_counted_under_the_runs_template_settings(tmp_path: Path) -> None:
+    thread = LoopThread()
+    spec = {**SPEC, "sampling": {"max_tokens": 24, "thinking": False}}
+    with served_by(thread, ThinkingTemplate(model="echo"), tmp_path, spec) as served:
+        episode = served.claim()
+        said = episode.claude.messages.create(model="policy", max_tokens=24, messages=ASK)
+        counted = episode.claude.messages.count_tokens(model="policy", messages=ASK)
+        assert counted.input_tokens == said.usage.input_tokens
+    thread.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
