@@ -145,12 +145,14 @@ class Gateway:
             wanted = with_defaults(asked[0], self._service.spec_of(key.episode_id).sampling, None)
             count = await self._wait.ask(progress, partial(self._prompts.count, wanted, calls))
         except BaseException as error:  # record any failure, then raise it again
-            if self._failures.why(progress, error) is not None or not is_refusal(error):
+            failure = self._failures.why(progress, error)
+            if failure is not None or not is_refusal(error):
                 with suppress(Refusal):  # its episode is over, so the record is not needed
                     request = self._opened(rules, agent, key, body, headers)
                     request.progress, request.began = progress, began
                     request.attempt = Attempt(_counted(rules, agent, body), None)
-                    request.ask(asked, seeded=self._engine.info.default_seeds)
+                    if failure is not None:
+                        request.ask(asked, seeded=self._engine.info.default_seeds)
                     self._broken(request, error)
             raise
         attempt = CallAttempt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -364,6 +365,27 @@ def test_a_count_of_tokens_that_failed_taints_too_and_may_be_made_good(ailing: S
     assert tainted.end().json()["dropped"] == "tainted"
     assert recovered.end().json()["dropped"] is None
     assert reasons(recovered) == ["refused"]
+
+
+def test_a_count_of_tokens_that_its_client_leaves_is_no_call(ailing: Served, engine: AilingEngine) -> None:
+    left = threading.Event()
+
+    async def endless(*_: Any, **__: Any) -> list[int]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+        return []
+
+    episode = ailing.claim(kind="eval")
+    engine.render = endless  # type: ignore[method-assign]
+    headers = {"authorization": f"Bearer {episode.grant['api_key']}"}
+    url = f"{episode.grant['base_url']}/messages/count_tokens"
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(url, json={"model": "policy", "messages": ASK}, headers=headers, timeout=1)
+    assert left.wait(20)
+    assert episode.end().json()["dropped"] == "no_calls"
+    assert episode.trace().calls == []
 
 
 def test_despite_puts_a_tainted_episode_into_the_pool(ailing: Served, engine: AilingEngine) -> None:
