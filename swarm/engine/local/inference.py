@@ -104,7 +104,7 @@ class VllmInference(Sampler):
     """
 
     def __init__(self, settings: VllmSettings, *, clock: Clock, back_off: BackOff | None = None) -> None:
-        super().__init__(settings.model_dir, settings.model_name)
+        super().__init__(settings.model_dir, settings.model_name, settings.model_len)
         self.settings = settings
         self._clock = clock
         self._subscribers: list[Callable[[EngineHealth], None]] = []

@@ -5,7 +5,7 @@ Pure functions over JSON objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,28 @@ class Asked:
             token_ids=bool(body.get("return_token_ids")),
             reasoning=body.get("include_reasoning") is not False,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """What distinguishes an answer that a token limit cut from one that the model ended."""
+
+    max_tokens: int | None
+    max_model_len: int
+    end_ids: Collection[int]
+    """Tokens that end an answer."""
+
+    @classmethod
+    def of(cls, request: SampleRequest, max_model_len: int, end_ids: Collection[int]) -> TokenLimits:
+        body = request.body
+        stated = body.get("max_completion_tokens")
+        limit = body.get("max_tokens") if stated is None else stated
+        return cls(None if limit is None else int(limit), max_model_len, () if body.get("ignore_eos") else end_ids)
+
+    def cut(self, choice: dict[str, Any], prompt_size: int, ids: list[int]) -> bool:
+        reached = prompt_size + len(ids) >= self.max_model_len
+        reached = reached or (self.max_tokens is not None and len(ids) >= self.max_tokens)
+        return reached and choice.get("stop_reason") is None and ids[-1] not in self.end_ids
 
 
 def chat_body(body: dict[str, Any], *, model: str, request_id: str, prompt_ids: list[int] | None) -> dict[str, Any]:
@@ -75,8 +97,11 @@ _NEVER_PASSED = frozenset(
 """Fields that would hide tokens or change the prompt's ids, and `instructions`, which is kept only in the recorded request."""
 
 
-def book_answer(answer: dict[str, Any], asked: Asked, spans: Spans, masks: Masks) -> Sampled:
-    """Extract the tokens of a complete answer. Raises: EngineError if tokens and log-probabilities do not match."""
+def book_answer(answer: dict[str, Any], asked: Asked, spans: Spans, masks: Masks, limits: TokenLimits) -> Sampled:
+    """Extract the tokens of a complete answer. Raises: EngineError if tokens and log-probabilities do not match.
+
+    vLLM reports an answer with a tool call as `tool_calls` even if a token limit cut it. We report `length`, as in a stream.
+    """
     prompt_ids = _prompt_ids(answer)
     if not prompt_ids:
         raise EngineError("the inference engine returned no prompt ids")
@@ -84,6 +109,8 @@ def book_answer(answer: dict[str, Any], asked: Asked, spans: Spans, masks: Masks
     for choice in answer["choices"]:
         ids, logprobs = _tokens(choice)
         versions = spans(choice["index"], 0, len(ids))
+        if choice.get("finish_reason") == "tool_calls" and ids and limits.cut(choice, len(prompt_ids), ids):
+            choice["finish_reason"] = "length"
         choices.append(
             SampledChoice(
                 index=choice["index"],

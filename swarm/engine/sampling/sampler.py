@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from swarm.engine.sampling.answers import Asked, Masks, StreamBook, book_answer, chat_body, text_body
+from swarm.engine.sampling.answers import Asked, Masks, StreamBook, TokenLimits, book_answer, chat_body, text_body
 from swarm.engine.sampling.client import RENDERED, VllmClient
 from swarm.engine.sampling.mask_files import FLAG, MaskFiles, no_rows
 from swarm.engine.sampling.request_ids import CHOICES, own_id
@@ -94,9 +94,12 @@ class WeightSpans:
 class Sampler(ABC):
     """The sampling half of an engine. A subclass chooses the server for each call."""
 
-    def __init__(self, model_dir: Path, model_name: str) -> None:
+    def __init__(self, model_dir: Path, model_name: str, max_model_len: int) -> None:
         self._model_name = model_name
+        self._max_model_len = max_model_len
         self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(number for number, token in added.items() if token.special)
         self._spans = WeightSpans(WeightsVersion(run_id=""))
         self._next_request = 0
 
@@ -135,7 +138,8 @@ class Sampler(ABC):
         with self._server() as server, self._call() as call, self._masks(request, call) as masks:
             answer = await server.sample(request.dialect, self._body(request, call))
             self._lives()
-            return book_answer(answer, Asked.by(request), call.spans, masks)
+            limits = TokenLimits.of(request, self._max_model_len, self._special_ids)
+            return book_answer(answer, Asked.by(request), call.spans, masks, limits)
 
     async def stream(self, request: SampleRequest) -> AsyncGenerator[SampledEvent, None]:
         """See `Engine.stream`. Raises: RequestRefused and EngineDown, before the first event or in between."""

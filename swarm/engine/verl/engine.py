@@ -117,7 +117,7 @@ class VerlEngine:
         )
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._publishing = asyncio.Lock()
-        self.sampling = ReplicaSampling(model.path, model.name)
+        self.sampling = ReplicaSampling(model.path, model.name, settings.max_model_len)
         self.driver = DriverHandle(
             settings,
             model.fingerprint,
@@ -295,8 +295,8 @@ class ReplicaSampling(Sampler):
     `known` is whether the served weights are known; after a restart they are not, until a run is opened again.
     """
 
-    def __init__(self, model_dir: Path, model_name: str) -> None:
-        super().__init__(model_dir, model_name)
+    def __init__(self, model_dir: Path, model_name: str, max_model_len: int) -> None:
+        super().__init__(model_dir, model_name, max_model_len)
         self._replicas: list[_Replica] = []
         self.known = True
 
