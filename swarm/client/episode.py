@@ -95,8 +95,8 @@ class Episode:
         self.settled = False
         """Whether `cause` comes from the ledger."""
         self.if_cancelled = Cause.PERSON
-        """Who is to blame if the episode's asyncio task is cancelled from outside. While `run_tasks` plays the episode, the rollout,
-        which may have set itself a time limit, until someone else stops it."""
+        """Who is to blame if the episode's asyncio task is cancelled from outside. While `run_tasks` plays the episode, this is the
+        rollout, because it may set its own time limit, unless `run_tasks` stops it."""
         self.server = server
         self._clock = clock
         self._grant: EpisodeGrant | None = None

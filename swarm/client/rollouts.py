@@ -233,6 +233,8 @@ class Rollouts:
                     self._aside.discard(which)
                 if fate is not _Fate.LOST or self._report.run_over:
                     return
+                if (own := asyncio.current_task()) is not None and own.cancelling():
+                    raise asyncio.CancelledError  # the rollout returned although it was stopped: do not try its task again
                 tries.lost(cause)
                 tried = True
             self._report.given_up += 1
@@ -361,7 +363,7 @@ class Rollouts:
     async def _finished(self, episode: Episode, task: Task) -> Outcome | float | None:
         """Run the rollout in a task of its own and return its outcome.
 
-        If this task is cancelled, so is the rollout; an outcome that it returns nonetheless counts.
+        If this task is cancelled, so is the rollout; an outcome that it still returns counts.
         """
         within, episode.if_cancelled = played.set(episode), Cause.ROLLOUT
         playing = asyncio.ensure_future(rolled_out(self._rollout, episode, task))

@@ -377,7 +377,7 @@ class VllmInference(Sampler):
         while not await client.healthy():
             await self._clock.sleep(_PROBE_EVERY_S)
         async with self._loading:
-            await self._require_approved()
+            await self._drop_unkept()
             adapter = self._published.adapter
             if self._published.weights_dir is not None:
                 await client.replace_weights(self._published.weights_dir)
@@ -389,12 +389,15 @@ class VllmInference(Sampler):
                 raise EngineDown("other weights were published while inference was starting")
             self._starting = False
 
-    async def _require_approved(self) -> None:
+    async def _drop_unkept(self) -> None:
         """Return to the hosted weights if the published ones, received over the device, could not be kept for this start. The owner
         publishes again when the child serves."""
+        published = self._published
         try:
-            await self._published.approved()
+            await published.approved()
         except EngineError as error:
+            if self._published is not published:
+                return  # others were published meanwhile
             _LOG.warning(
                 "inference starts with the hosted weights, because the served ones could not be kept: %s", error
             )

@@ -42,7 +42,7 @@ class FinishedChoices:
 def _choices(request: Any) -> int:
     """Return how many choices the request's call has."""
     params = request.sampling_params
-    return 1 if params is None else int((params.extra_args or {}).get(CHOICES, 1))
+    return 1 if params is None else (params.extra_args or {}).get(CHOICES, 1)
 
 
 def register() -> None:

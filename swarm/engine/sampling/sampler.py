@@ -177,8 +177,15 @@ class Sampler(ABC):
         made = chat_body if request.dialect == "chat.completions" else text_body
         body = made(request.body, model=self._model_name, request_id=call.request_id, prompt_ids=request.prompt_ids)
         arguments = ({FLAG: 1} if request.masks else {}) | _number_of_choices(body)
-        given = body.get("vllm_xargs") or {}
-        return body | {"vllm_xargs": given | arguments} if arguments and isinstance(given, dict) else body
+        return with_arguments(body, arguments)
+
+
+def with_arguments(body: dict[str, Any], ours: dict[str, int]) -> dict[str, Any]:
+    """Return the request with our extension arguments beside the client's. A client cannot set ours."""
+    given = body.get("vllm_xargs") or {}
+    if not isinstance(given, dict) or not (given or ours):
+        return body  # vLLM refuses arguments that are no object
+    return body | {"vllm_xargs": {name: value for name, value in given.items() if name not in (FLAG, CHOICES)} | ours}
 
 
 def _number_of_choices(body: dict[str, Any]) -> dict[str, int]:

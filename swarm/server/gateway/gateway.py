@@ -87,7 +87,7 @@ class Gateway:
     ) -> tuple[JsonObject, Callable[[], None]]:
         """Sample a whole answer. Cancelling this coroutine stops sampling and records the call as incomplete.
 
-        A failure of ours is recorded as such. Also returns a function to call once the answer was sent to its client.
+        A failure of ours is recorded as such. Also returns a function to call once the answer has been sent to its client.
 
         Raises: Refusal (lost lease, conflict, not_rolling when the server stops), RequestRefused, EngineDown.
         """

@@ -1,8 +1,8 @@
 """Decides which requests get a recorded answer again, and which are sampled anew.
 
 A request with a known Idempotency-Key is a repetition. So is a request that the SDK marks as a retry, if every earlier
-request of the agent with the same body was answered, and an answer did not reach its client. If all did, the request that is
-retried never arrived here. If an earlier request has no answer, the retry replaces that request.
+request of the agent with the same body was answered, and an answer was not delivered. If all were, the request that is retried
+probably never arrived here. If an earlier request has no answer, the retry replaces that request.
 """
 
 from __future__ import annotations

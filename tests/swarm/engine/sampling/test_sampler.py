@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from swarm.engine.sampling.sampler import WeightSpans
+from swarm.engine.sampling.mask_files import FLAG
+from swarm.engine.sampling.request_ids import CHOICES
+from swarm.engine.sampling.sampler import WeightSpans, with_arguments
 from swarm.protocol.episodes import VersionSpan, WeightsVersion
 
 
@@ -54,3 +56,11 @@ def test_text_completions_are_known_by_their_own_ids() -> None:
     spans.change(version(2), {"cmpl-one-0-0123abcd": 3, "1_cmpl-several-0-0123abcd": 2})
     assert [span.end for span in one.spans(0, 0, 5)] == [3, 5]
     assert [span.end for span in several.spans(1, 0, 5)] == [2, 5]
+
+
+def test_a_client_keeps_its_own_arguments_of_an_extension_and_cannot_set_ours() -> None:
+    theirs = {"vllm_xargs": {"mine": 1, CHOICES: "x", FLAG: []}}
+    assert with_arguments(theirs, {})["vllm_xargs"] == {"mine": 1}
+    assert with_arguments(theirs, {CHOICES: 2})["vllm_xargs"] == {"mine": 1, CHOICES: 2}
+    for body in ({}, {"vllm_xargs": None}, {"vllm_xargs": "x"}):
+        assert with_arguments(body, {}) == body
