@@ -52,7 +52,8 @@ def end_left(home: Home, study_id: str) -> list[str] | None:
 
 
 def halt_newest(home: Home, campaign_id: str, wish: Literal["stop", "pause"]) -> list[str]:
-    """Do for the newest study of a campaign what `halt` does, or `end_left` if it has ended. One that has not begun stays as it is.
+    """Do for the newest study of a campaign what `halt` does, or `end_left` if it has ended and the campaign stops. One that has not
+    begun stays as it is.
 
     Returns what a person should know, such as a line for each server on which that failed. Raises: LeaseHeld when a process works on
     the study.
@@ -61,6 +62,8 @@ def halt_newest(home: Home, campaign_id: str, wish: Literal["stop", "pause"]) ->
         if decision.study_id is not None:
             study = home.store.studies.get(decision.study_id)
             if study.status.ended:
+                if wish == "pause":
+                    return []  # the resumed campaign winds it up
                 left = end_left(home, study.id)
                 then = [f"`researcher resume {study.id}` frees its disk"] if study.status is StudyStatus.DONE else []
                 return [] if left is None else [*then, *left]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +39,7 @@ from researcher.models import (
 )
 from researcher.notify.campaign import campaign_conclusion, campaign_failure, campaign_gate, campaign_stuck
 from researcher.schedule.timetable import Timetable
+from researcher.store.errors import LeaseHeld
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 
@@ -175,7 +177,8 @@ class CampaignLoop:
         """If the newest study has ended, but its worker was killed before it released the study, finish what is left to do."""
         study_id = next((each.study_id for each in reversed(decisions) if each.study_id is not None), None)
         if study_id is not None and self._ended(study_id) and self._store.leases.holder(study_id) is not None:
-            await self._wind_up(study_id)
+            with suppress(LeaseHeld):  # not yet expired on a machine that died: the lease stays, so it is tried again
+                await self._wind_up(study_id)
 
     async def _decide(self, record: CampaignRecord) -> CampaignOutcome | None:
         seen = observe(self._store, record.id)

@@ -240,7 +240,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
 
 
 def watch(args: argparse.Namespace) -> int:
-    """Follow a campaign until it ends, or nobody continues it, with a line for each decision and change. --json: print one object per line."""
+    """Follow a campaign until it ends or until nobody continues it, with a line for each decision and change. --json: print one object per line."""
     home, record = _named(args)
     shown_decisions, shown = 0, ""
     while True:

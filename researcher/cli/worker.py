@@ -272,7 +272,7 @@ async def _wind_up_killed(home: Home, clock: Clock, tell: Callable[[str], None])
         if lease is None or not is_dead(lease.owner) or not (home.studies / study.id).exists():  # else of another home
             continue
         if study.campaign_id is None and unresumable(home.store, study) is not None:
-            with suppress(LeaseHeld):
+            with suppress(LeaseHeld, ServerUnfit):
                 await wind_up(home, study.id, tell, clock)
 
 

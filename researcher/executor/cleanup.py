@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import sys
@@ -30,6 +31,7 @@ from researcher.store.store import Store
 from swarm.client import Patience, SwarmClient
 from swarm.protocol.errors import ErrorCode, SwarmError
 
+_log = logging.getLogger(__name__)
 _MODELS = "models"
 _EXPORT_S = 1800.0
 _CLIENTS, _SERVERS = "trials/*/*/*/lock", "server*/process/lock"
@@ -152,7 +154,7 @@ def _last_words(text: str) -> tuple[str, str | None]:
 
 
 def unresumable(store: Store, study: StudyRecord) -> str | None:
-    """Return why `researcher resume` does not continue this study, whatever its status; None if it does."""
+    """Return why `researcher resume` does not continue this study unless it is done; None if it does."""
     if study.campaign_id is not None:
         return (
             f"{study.id} is part of {study.campaign_id}: `researcher campaign resume {study.campaign_id}` continues it"
@@ -167,11 +169,14 @@ def unresumable(store: Store, study: StudyRecord) -> str | None:
 async def discard_if_over(store: Store, study_id: str, folder: Path, clock: Clock) -> None:
     """Free the disk of a stopped or failed study's own servers, if nothing can continue the study. `folder` is the study's.
 
-    Raises: ServerUnfit as `Keeping.discard_servers` does.
+    A server that cannot be ended keeps its state, with a warning.
     """
     study = store.studies.get(study_id)
     if study.status in (StudyStatus.STOPPED, StudyStatus.FAILED) and unresumable(store, study) is not None:
-        await Keeping(store, study_id, folder, clock, os.environ).discard_servers()
+        try:
+            await Keeping(store, study_id, folder, clock, os.environ).discard_servers()
+        except ServerUnfit as error:
+            _log.warning("the disk of %s is not freed: %s", study_id, error)
 
 
 async def end_left_of(store: Store, study_id: str, folder: Path, clock: Clock) -> list[str]:

@@ -261,15 +261,17 @@ def _toml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
             lines.setdefault(table, number)
         elif (found := _KEY.match(line)) is not None:
             lines.setdefault(f"{table}.{_plain(found[1])}" if table else _plain(found[1]), number)
-    for name, digits in _long_numbers("", data):
-        raise PlanningRefused(f"{Lines(str(path), lines).at(name)}: {name}: a number with {digits} digits")
+    for name in _long_numbers("", data):
+        raise PlanningRefused(
+            f"{Lines(str(path), lines).at(name)}: {name}: a number with more than {_LONGEST_NUMBER} digits"
+        )
     return data, lines
 
 
-def _long_numbers(name: str, value: Any) -> Iterator[tuple[str, int]]:
-    """Yield the dotted path and the number of digits of each integer that is too long."""
+def _long_numbers(name: str, value: Any) -> Iterator[str]:
+    """Yield the dotted path of each integer that is too long."""
     if isinstance(value, int) and abs(value) >= 10**_LONGEST_NUMBER:
-        yield name, len(str(abs(value)))
+        yield name
     elif isinstance(value, Mapping | list):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, each in items:
