@@ -76,6 +76,11 @@ def _how(record: CampaignRecord) -> str:
     return f"`researcher campaign approve {record.id}`, or `researcher campaign veto {record.id} --because TEXT`"
 
 
+def _newest_study(decisions: list[DecisionRecord]) -> DecisionRecord | None:
+    """Return the newest decision that began a study."""
+    return next((each for each in reversed(decisions) if each.study_id is not None), None)
+
+
 class CampaignLoop:
     """Runs one campaign for its owner.
 
@@ -165,7 +170,7 @@ class CampaignLoop:
         """Have the newest study stop or pause as requested, which ends what a dead worker left running."""
         decisions = self._store.campaigns.decisions(record.id)
         await self._wind_up_ended(decisions)
-        last = next((each for each in reversed(decisions) if each.study_id is not None), None)
+        last = _newest_study(decisions)
         if last is None or last.study_id is None:
             return
         study = self._store.studies.get(last.study_id)
@@ -175,10 +180,12 @@ class CampaignLoop:
 
     async def _wind_up_ended(self, decisions: list[DecisionRecord]) -> None:
         """If the newest study has ended, but its worker was killed before it released the study, finish what is left to do."""
-        study_id = next((each.study_id for each in reversed(decisions) if each.study_id is not None), None)
-        if study_id is not None and self._ended(study_id) and self._store.leases.holder(study_id) is not None:
+        last = _newest_study(decisions)
+        if last is None or last.study_id is None or not self._ended(last.study_id):
+            return
+        if self._store.leases.holder(last.study_id) is not None:
             with suppress(LeaseHeld):  # not yet expired on a machine that died: the lease stays, so it is tried again
-                await self._wind_up(study_id)
+                await self._wind_up(last.study_id)
 
     async def _decide(self, record: CampaignRecord) -> CampaignOutcome | None:
         seen = observe(self._store, record.id)

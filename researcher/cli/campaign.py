@@ -125,10 +125,8 @@ def resume(args: argparse.Namespace) -> int:
     """Continue a campaign from wherever it stopped."""
     home, record = _named(args)
     if record.status is CampaignStatus.DONE or (args.scheduled and record.status.ended):
-        with (
-            suppress(LeaseHeld),
-            owned_at_rest(home.store, record.id),
-        ):  # release it, if its worker was killed at the end
+        # Release it, if its worker was killed at the end.
+        with suppress(LeaseHeld), owned_at_rest(home.store, record.id):
             halt_newest(home, record.id, "stop")
         return answer(
             args.json,

@@ -572,9 +572,8 @@ class Service(DurableState):
 
         The episode is dropped unless a step already uses it. Codes: storage_full.
         """
-        if not await self._fail_settled(
-            found
-        ):  # its episode left the pool while we waited: look again once that is on disk
+        # If its episode left the pool while we waited, look again once that is on disk.
+        if not await self._fail_settled(found):
             await self._fail_settled(found)
 
     async def _fail_settled(self, found: FailedCall) -> bool:
